@@ -199,3 +199,41 @@ class Sandbox(Protocol):
     def close(self) -> None:
         """Removes the box. Idempotent, never raises for a box that is gone."""
         ...
+
+
+class Transport(Protocol):
+    """The attached stdin/stdout of a box's main process, as bytes."""
+
+    def send(self, data: bytes) -> None:
+        """Writes all of `data`; raises SandboxError when the box is gone."""
+        ...
+
+    def receive(self) -> bytes:
+        """Blocks for the next bytes of its stdout; b"" at the end."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the streams, waking a blocked `receive`. Idempotent. The box itself stays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSpec:
+    """What a box is made of; everything else about it is fixed in worker/sandbox/docker.py."""
+
+    task: str
+    run: int
+    image: str
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    pids: int
+    purpose: Literal["task", "export", "probe"] = "task"
+
+
+class SandboxProvider(Protocol):
+    """Opens boxes: the engine for real, a subprocess for tests."""
+
+    def open(self, spec: BoxSpec) -> Sandbox:
+        """A started box whose `hello` was answered; SandboxError when that does not happen in time."""
+        ...
