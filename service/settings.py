@@ -1,0 +1,80 @@
+"""Deployment knobs of the API, and what it shares with the worker; read once from the environment and `.env`.
+
+Every secret is also read from the file that `<NAME>_FILE` names (compose secrets).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+class SecretFiles(PydanticBaseSettingsSource):
+    """Reads `PATCHYARD_X_FILE` for every secret field X that the environment does not set itself."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        path = os.environ.get(f"{self.config.get('env_prefix', '')}{field_name}_file".upper())
+        if path is None or "SecretStr" not in str(field.annotation):
+            return None, field_name, False
+        return Path(path).read_text(encoding="utf-8").strip(), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        values = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class SharedSettings(BaseSettings):
+    """What every process of a deployment must agree on."""
+
+    model_config = SettingsConfigDict(env_prefix="PATCHYARD_", env_file=".env", extra="ignore", frozen=True)
+
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    """Secret because it may hold a password."""
+    redis_prefix: str = "patchyard:"
+    data_dir: Path = Path(".patchyard/data")
+    """Holds blobs, and the keys made on first start; API and workers of a host share it."""
+    seal_key: SecretStr | None = None
+    """32 bytes, base64; without it one is made in the data folder."""
+    log_level: str = "INFO"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, SecretFiles(settings_cls), dotenv_settings
+
+    @property
+    def blob_dir(self) -> Path:
+        return self.data_dir / "blobs"
+
+    @property
+    def seal_key_file(self) -> Path:
+        return self.data_dir / "seal.key"
+
+
+class ServiceSettings(SharedSettings):
+    """What the API alone needs."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65_535)
+    admin_key: SecretStr | None = None
+    """An admin key of team `default` that always exists; without it the first start makes one."""
+    max_upload_bytes: int = Field(default=1 << 30, gt=0)
+    max_body_bytes: int = Field(default=1 << 20, gt=0)
+    """Of a JSON body; an upload has its own cap."""
+    upload_slots: int = Field(default=2, ge=1)
+    """Archives being checked at one time; more wait."""
+
+    @property
+    def admin_key_file(self) -> Path:
+        return self.data_dir / "admin.key"

@@ -1,0 +1,55 @@
+"""Settings: the environment, secret files, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import ServiceSettings
+from worker.settings import WorkerSettings, secret_named
+
+
+def test_a_secret_is_read_from_the_file_its_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("pyd_from_file\n")
+    monkeypatch.setenv("PATCHYARD_ADMIN_KEY_FILE", str(tmp_path / "key"))
+    secret = ServiceSettings(_env_file=None).admin_key
+    assert secret is not None
+    assert secret.get_secret_value() == "pyd_from_file"
+
+
+def test_the_variable_itself_wins_over_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("from_file")
+    monkeypatch.setenv("PATCHYARD_ADMIN_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("PATCHYARD_ADMIN_KEY", "from_variable")
+    secret = ServiceSettings(_env_file=None).admin_key
+    assert secret is not None
+    assert secret.get_secret_value() == "from_variable"
+
+
+def test_only_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "host").write_text("0.0.0.0")
+    monkeypatch.setenv("PATCHYARD_HOST_FILE", str(tmp_path / "host"))
+    assert ServiceSettings(_env_file=None).host == "127.0.0.1"
+
+
+def test_a_secret_does_not_show_in_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHYARD_REDIS_URL", "redis://:hunter2hunter2@127.0.0.1/0")
+    assert "hunter2" not in repr(ServiceSettings(_env_file=None))
+
+
+def test_a_models_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHYARD_MODELS", "/nowhere/models.toml")
+    with pytest.raises(ValidationError, match=r"/nowhere/models\.toml, which is not a file"):
+        WorkerSettings(_env_file=None)
+
+
+def test_a_model_key_may_come_from_a_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("sk-abc\n")
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
+    monkeypatch.setenv("DEEPSEEK_API_KEY_FILE", str(tmp_path / "key"))
+    secret = secret_named("DEEPSEEK_API_KEY")
+    assert secret is not None
+    assert secret.get_secret_value() == "sk-abc"
+    assert secret_named("NO_SUCH_KEY_ANYWHERE") is None
