@@ -1,0 +1,36 @@
+# Shared by the scripts of this folder: where the checkout is, how a script speaks, one lock for shared state.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+state="$root/.patchyard" # everything the scripts remember; `make clean` removes it
+
+say() { printf '%s\n' "patchyard: $*" >&2; }
+die() {
+  say "$*"
+  exit 1
+}
+
+# Two checkouts of one user share the engine and its images, so the lock belongs to the user, not to the
+# checkout; the uid is in its name because the kernel refuses to open another user's file in a sticky /tmp.
+locked() {
+  local path
+  path="${TMPDIR:-/tmp}/patchyard-setup-$(id -u).lock"
+  exec 9>"$path"
+  flock -w 900 9 || die "another setup has held $path for 15 minutes; end it and try again"
+}
+
+# Installs Debian packages, quietly; says what to do where it may not.
+apt_install() {
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
+    die "needs the package(s) $*: run 'sudo apt-get install $*' and try again"
+  say "installing $*"
+  export DEBIAN_FRONTEND=noninteractive
+  local log="$state/apt.log"
+  mkdir -p "$state"
+  { apt-get install -y -q --no-install-recommends "$@" ||
+    { apt-get update -q && apt-get install -y -q --no-install-recommends "$@"; }; } \
+    </dev/null >"$log" 2>&1 9>&- || {
+    tail -n 15 "$log" >&2
+    die "apt-get could not install $*; its whole output is in $log"
+  }
+}
