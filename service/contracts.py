@@ -7,6 +7,7 @@ module ever meets a lone surrogate or a NUL.
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from enum import StrEnum
@@ -220,6 +221,23 @@ class TaskSpec(Frozen):
             for name, value in self.env.items()
             if isinstance(value, str) or phase in value.phases
         }
+
+
+    def env_to_seal(self) -> bytes | None:
+        """The `env` of the request as JSON, to be sealed; None without any."""
+        return json.dumps(self.model_dump(mode="json", include={"env"})["env"]).encode("ascii") if self.env else None
+
+    def without_env_values(self) -> TaskSpec:
+        """The task as it rests in the store: names and phases of `env` stay, every value is empty."""
+        blank: dict[str, EnvValue | str] = {
+            name: "" if isinstance(value, str) else value.model_copy(update={"value": ""})
+            for name, value in self.env.items()
+        }
+        return self.model_copy(update={"env": blank})
+
+    def with_env(self, unsealed: bytes) -> TaskSpec:
+        """The task with the values that `env_to_seal` gave."""
+        return TaskSpec.model_validate({**self.model_dump(), "env": json.loads(unsealed)})
 
 
 # ---------------------------------------------------------------------------------------------- answer
