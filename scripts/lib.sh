@@ -13,10 +13,12 @@ die() {
 # Two checkouts of one user share the engine and its images, so the lock belongs to the user, not to the
 # checkout; the uid is in its name because the kernel refuses to open another user's file in a sticky /tmp.
 locked() {
+  [ -z "${PATCHYARD_LOCKED:-}" ] || return 0 # by the script that called this one
   local path
   path="${TMPDIR:-/tmp}/patchyard-setup-$(id -u).lock"
   exec 9>"$path"
   flock -w 900 9 || die "another setup has held $path for 15 minutes; end it and try again"
+  export PATCHYARD_LOCKED=1
 }
 
 # Installs Debian packages, quietly; says what to do where it may not.

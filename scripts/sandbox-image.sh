@@ -21,10 +21,11 @@ if [ "${1:-}" = --name ]; then
   echo "$name"
   exit 0
 fi
+locked
 if ! docker image inspect "$name" >/dev/null 2>&1; then
   say "building the sandbox image $name"
   mkdir -p "$state"
-  DOCKER_BUILDKIT=0 docker build -q --build-arg BASE_IMAGE=patchyard-base:latest \
+  docker build -q --build-arg BASE_IMAGE=patchyard-base:latest \
     --build-arg EXTRA_PACKAGES="$packages" -t "$name" "$root/sandbox_image" \
     </dev/null >"$state/sandbox-image.log" 2>&1 9>&- || {
     tail -n 20 "$state/sandbox-image.log" >&2

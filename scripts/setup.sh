@@ -26,6 +26,7 @@ locked
 mkdir -p "$state"
 venv &
 venv_job=$!
+trap wait EXIT # also when the engine fails: no half-made environment keeps growing behind the prompt
 "$root/scripts/engine.sh"
 "$root/scripts/base-image.sh"
 "$root/scripts/sandbox-image.sh"
