@@ -63,7 +63,6 @@ def container_options(
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": False,
-        "NetworkDisabled": True,
         "HostConfig": _host_config(spec, runtime),
     }
 
