@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from service.events import Event
+
+if TYPE_CHECKING:
+    from worker.llm.profiles import Profile
 
 T = TypeVar("T")
 Steps = Generator[Event, None, T]
@@ -20,7 +23,10 @@ class ToolCall:
     id: str
     """Unique within a conversation (the assembler makes it so)."""
     name: str
+    """May be empty or no tool's name: models do that."""
     arguments: str
+    complete: bool = True
+    """False when the reply broke off inside this call: it must not be executed, nor its arguments repaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +90,22 @@ class Reply:
     """The body as it was sent, for the transcript."""
     raw: tuple[str, ...] = ()
     """The raw response's data lines, before parsing, for the transcript."""
+
+
+class Model(Protocol):
+    """One model for one run; a real one comes from `worker.llm.client.open_model`."""
+
+    @property
+    def profile(self) -> Profile: ...
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, max_seconds: float) -> Steps[Reply]:
+        """One reply; yields TextDelta as the model speaks, and a Notice whenever it has to ask again.
+
+        Raises ContextOverflow when the conversation does not fit, ModelError when the provider failed for
+        good, Stopped when `max_seconds` (the running time that is left) are over or `abort` was called.
+        """
+        ...
+
+    def abort(self) -> None:
+        """From any thread: the `ask` in flight, and every later one, raises Stopped at once."""
+        ...

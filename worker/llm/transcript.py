@@ -1,0 +1,134 @@
+"""`transcript.jsonl`: every request, raw response and tool call of a run, to see what the model saw and to replay it.
+
+One JSON object per line, `time` in seconds since the epoch:
+
+    {"kind": "request",  "n": 1, "time": …, "messages_before": 0, "body": {…}}
+    {"kind": "response", "n": 1, "time": …, "duration_ms": …, "outcome": "used", "lines": ["…", …], "error": null}
+    {"kind": "tool",     "time": …, "duration_ms": …, "id": "…", "tool": "bash", "arguments": …, "ok": true, "result": "…"}
+
+A conversation only grows, so `body.messages` holds what is new: the first `messages_before` messages are those
+of the request before. `lines` are the data lines of the response, before parsing. `outcome` is `used` (the
+reply the run went on with), `asked_again` (cut off, so asked once more) or `failed`; a replay serves `used` ones.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+MAX_BYTES = 64 << 20
+"""Of one transcript; what comes later is counted, not kept. 100 turns of a long task take about 10 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request to a provider and what came back."""
+
+    body: dict[str, Any]
+    lines: tuple[str, ...]
+    outcome: Literal["used", "asked_again", "failed"]
+    error: str | None
+    said: str
+    """Text, reasoning and arguments of the reply in one piece, to find what is split over `lines`."""
+    started: float
+    """Seconds since the epoch."""
+    duration_ms: int
+
+
+Recorder = Callable[[Exchange], None]
+
+
+class Transcript:
+    """Writes one run's transcript to `path`, at most `max_bytes`; use as a context manager.
+
+    `mask` hides secrets in a text. Response lines that hold a secret, whole or split over several of them,
+    are kept back as a whole.
+    """
+
+    def __init__(self, path: Path, *, mask: Callable[[str], str] = str, max_bytes: int = MAX_BYTES) -> None:
+        self._file = path.open("wb")
+        self._mask = mask
+        self._left = max_bytes
+        self._requests = 0
+        self._sent: list[Any] = []
+        self.dropped = 0
+        """Records that did not fit."""
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    def exchange(self, exchange: Exchange) -> None:
+        """Records a request and its response; the model's client calls it (`open_model(…, record=…)`)."""
+        self._requests += 1
+        messages = exchange.body.get("messages", [])
+        known = len(self._sent) if messages[: len(self._sent)] == self._sent else 0
+        self._sent = messages
+        body = self._masked({**exchange.body, "messages": messages[known:]})
+        self._write("request", exchange.started, {"n": self._requests, "messages_before": known, "body": body})
+        lines = list(exchange.lines)
+        withheld = any(self._mask(text) != text for text in (exchange.said, *lines))
+        self._write(
+            "response",
+            exchange.started + exchange.duration_ms / 1000,
+            {
+                "n": self._requests,
+                "duration_ms": exchange.duration_ms,
+                "outcome": exchange.outcome,
+                "error": exchange.error and self._mask(exchange.error),
+                "lines": [] if withheld else lines,
+                **({"withheld": self._mask(exchange.said)} if withheld else {}),
+            },
+        )
+
+    def tool(self, *, id: str, tool: str, arguments: str, ok: bool, result: str, duration_ms: int) -> None:
+        """Records a tool call and what the model was told of it; the loop calls it."""
+        fields = {"id": id, "tool": tool, "arguments": arguments, "ok": ok, "result": result}
+        self._write("tool", time.time(), {"duration_ms": duration_ms, **self._masked(fields)})
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._mask(value)
+        if isinstance(value, dict):
+            return {key: self._masked(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._masked(item) for item in value]
+        return value
+
+    def _write(self, kind: str, at: float, fields: dict[str, Any]) -> None:
+        line = json.dumps({"kind": kind, "time": round(at, 3), **fields}).encode() + b"\n"
+        if len(line) > self._left:
+            self.dropped += 1
+            return
+        self._left -= len(line)
+        self._file.write(line)
+        self._file.flush()
+
+
+def responses(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """The data lines of each `used` response of a transcript, in order; ValueError names a line that is none."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = _record(line, number)
+        if record.get("kind") == "response" and record.get("outcome", "used") == "used":
+            data = record.get("lines")
+            if not isinstance(data, list) or not all(isinstance(item, str) for item in data):
+                raise ValueError(f"line {number} of the transcript: `lines` must be a list of strings")
+            yield tuple(data)
+
+
+def _record(line: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number} of the transcript is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"line {number} of the transcript is not an object")
+    return record
