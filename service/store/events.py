@@ -43,6 +43,10 @@ class Events(Connection):
                 found += self._segment(json.loads(segment)["sha256"], after)
         return (found + [_record(entry, fields) for entry, fields in live])[:limit]
 
+    def last_seq(self, task_id: str) -> int:
+        """The number of the newest event; 0 for an unknown task."""
+        return int(self._call("HGET", self._key("task", task_id), "seq") or 0)
+
     def wait_events(self, after: Mapping[str, int], block_ms: int) -> dict[str, list[EventRecord]]:
         """New events of any of these tasks (id → last seq seen), as soon as there are some; {} at the time-out.
 
