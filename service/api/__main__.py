@@ -1,0 +1,115 @@
+"""`python -m service.api`: the API process.
+
+It starts whether or not Redis answers: `/healthz` is up, everything else says 503 until the store is there. The admin
+key is made sure of as soon as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+import threading
+from types import FrameType
+
+import uvicorn
+
+from service import telemetry
+from service.api.app import create_app
+from service.api.parts import Parts
+from service.blobs import DiskBlobs
+from service.errors import Unavailable
+from service.queue import Doorbell
+from service.seal import Sealer, decode_key, load_or_create_key
+from service.settings import ServiceSettings
+from service.store import Store
+
+GRACE_S = 3
+"""For requests in flight at a stop; streams end at once, and their clients go on elsewhere."""
+RETRY_S = 1.0
+KEEP_ALIVE_S = 15
+MAX_HEADER_BYTES = 32 << 10
+
+log = telemetry.logger("api.main")
+
+
+class _Server(uvicorn.Server):
+    """Ends the event streams first, so that a stop does not wait for viewers."""
+
+    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
+        super().__init__(config)
+        self._parts = parts
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._parts.hub.close()
+        super().handle_exit(sig, frame)
+
+
+def admin_secret(settings: ServiceSettings) -> str:
+    """The configured admin key; without one the key of the data folder, made and shown on the first start."""
+    if settings.admin_key is not None:
+        return settings.admin_key.get_secret_value()
+    path = settings.admin_key_file
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text(encoding="ascii").strip()
+    secret = f"pyd_{secrets.token_urlsafe(32)}"
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(secret + "\n", encoding="ascii")
+    sys.stdout.write(f"The admin key, shown once and kept in {path}: {secret}\n")
+    return secret
+
+
+def _ensure_admin(store: Store, secret: str, stopping: threading.Event) -> None:
+    while not stopping.is_set():
+        try:
+            key = store.ensure_admin_key(secret)
+        except Unavailable:
+            stopping.wait(RETRY_S)
+        else:
+            log.info("admin_key_ready", key=key.id)
+            return
+
+
+def _sealer(settings: ServiceSettings) -> Sealer:
+    if settings.seal_key is not None:
+        return Sealer(decode_key(settings.seal_key.get_secret_value()))
+    return Sealer(load_or_create_key(settings.seal_key_file))
+
+
+def main() -> None:
+    settings = ServiceSettings()
+    telemetry.configure_logging(settings.log_level, service="api")
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    blobs = DiskBlobs(settings.blob_dir)
+    redis_url = settings.redis_url.get_secret_value()
+    store = Store.connect(redis_url, blobs=blobs, prefix=settings.redis_prefix)
+    doorbell = Doorbell(redis_url)
+    app = create_app(settings, store, blobs, _sealer(settings), ring=doorbell.ring)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    stopping = threading.Event()
+    making_admin = threading.Thread(
+        target=_ensure_admin, args=(store, admin_secret(settings), stopping), name="admin-key", daemon=True
+    )
+    making_admin.start()
+    try:
+        _Server(config, app.state.parts).run()
+    finally:
+        stopping.set()
+        making_admin.join(timeout=GRACE_S)
+        store.close()
+
+
+if __name__ == "__main__":
+    main()
