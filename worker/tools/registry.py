@@ -1,0 +1,104 @@
+"""The tools a model may call: one entry each, looked up, checked and carried out in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.contracts import TodoItem
+from worker.llm.messages import Steps, ToolCall, ToolSchema
+from worker.sandbox.base import Sandbox, ToolFailure
+from worker.tools import arguments, text, todo
+from worker.tools.base import Answer, Session, Tool, failure
+from worker.tools.bash import BASH
+from worker.tools.done import DONE
+from worker.tools.edit_file import EDIT_FILE
+from worker.tools.listing import GLOB, LIST_FILES
+from worker.tools.read_file import READ_FILE
+from worker.tools.search import SEARCH
+from worker.tools.todo import TODO
+from worker.tools.write_file import WRITE_FILE
+
+TOOLS: tuple[Tool, ...] = (BASH, READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, SEARCH, GLOB, TODO, DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call whose tool exists and whose arguments fit."""
+
+    call_id: str
+    tool: Tool
+    arguments: dict[str, Any]
+
+
+class Toolbox:
+    """The tools of one run over one box. Not thread-safe."""
+
+    def __init__(self, session: Session, tools: tuple[Tool, ...] = TOOLS) -> None:
+        self._session = session
+        self._tools = {tool.name: tool for tool in tools}
+        self.schemas: tuple[ToolSchema, ...] = tuple(tool.schema for tool in tools)
+
+    @property
+    def marker(self) -> str:
+        """The tag around untrusted text in every answer; the prompt explains it to the model."""
+        return self._session.marker
+
+    @property
+    def finished(self) -> str | None:
+        """The summary the model gave to `done`, None before."""
+        return self._session.finished
+
+    @property
+    def todo(self) -> tuple[TodoItem, ...]:
+        return self._session.todo
+
+    def begin_turn(self) -> None:
+        """Counts the turns since the todo list was touched."""
+        self._session.turns_since_todo += 1
+
+    def reminder(self) -> str:
+        """What to put in front of the next tool results; mostly empty."""
+        return todo.reminder(self._session)
+
+    def prepare(self, call: ToolCall) -> Prepared | Answer:
+        """The checked call, or the answer that tells the model what is wrong with it."""
+        tool = self._find(call.name)
+        if tool is None:
+            name = f"'{call.name[:60]}'" if call.name else "without a name"
+            return failure("unknown_tool", f"there is no tool {name}; the tools are {', '.join(self._tools)}")
+        if not call.complete:
+            return failure(
+                "incomplete_call",
+                "your reply broke off inside this call, so it was not executed; send it again, with less in one call",
+            )
+        try:
+            values = arguments.check(tool.name, tool.parameters, arguments.parse(call.arguments))
+        except arguments.BadArguments as bad:
+            return failure("bad_arguments", str(bad))
+        return Prepared(call.id, tool, values)
+
+    def execute(self, prepared: Prepared) -> Steps[Answer]:
+        """Carries it out. What the box refuses is an answer; a box that is gone raises SandboxError."""
+        try:
+            answer = yield from prepared.tool.handler(self._session, prepared.arguments, prepared.call_id)
+        except ToolFailure as refused:
+            answer = failure(refused.code, refused.message[:1_000])
+        return Answer(text.clip(answer.text, hint="narrow it", limit=text.RESULT_CHARS), answer.error)
+
+    def _find(self, name: str) -> Tool | None:
+        name = name.strip()
+        # Some models put a namespace in front: functions.bash
+        return self._tools.get(name) or self._tools.get(name.rpartition(".")[2])
+
+
+def build_toolbox(
+    sandbox: Sandbox,
+    *,
+    env: Mapping[str, str],
+    command_timeout_s: int,
+    store_artifact: Callable[[str, bytes], None],
+) -> Toolbox:
+    """All tools over `sandbox`. `env` is what commands see; `store_artifact` takes outputs too long for the model."""
+    return Toolbox(Session(sandbox, env, command_timeout_s, store_artifact))
