@@ -1,0 +1,185 @@
+"""RQ as a doorbell: a bell says "there is work", the store says which (docs/architecture.md).
+
+A bell carries nothing. Lost or doubled bells are harmless: whoever answers one asks the store, and the sweeper rings
+again while tasks wait. That is why RQ 3.0's known gaps do not matter here: a bell whose worker is killed between
+pop and start is lost, and one whose worker (not its child) is killed may be answered twice.
+
+Redis is not trusted to hold only bells. RQ imports and calls whatever a job names, also as a callback, fetches URLs
+for it, and unpickles its `meta` in the maintenance of groups even where the serializer is JSON. `Bell` therefore
+takes one exact payload and a few harmless fields, and `DoorbellWorker` leaves out groups, remote commands and threads.
+"""
+
+# RQ leaves most of its methods unannotated:
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Self, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rq import Queue, Worker
+from rq.exceptions import NoSuchJobError
+from rq.intermediate_queue import IntermediateQueue
+from rq.job import Job
+from rq.registry import FailedJobRegistry, StartedJobRegistry
+from rq.worker import WorkerStatus
+from rq.worker_registration import clean_worker_registry
+
+from service.errors import Unavailable
+from service.process import die_with_parent
+
+FUNCTION = "worker.job.answer_bell"
+"""The only function a worker calls; named, not imported: the service knows nothing of the worker."""
+QUEUE = "patchyard"
+_PAYLOAD = b'["worker.job.answer_bell", null, [], {}]'
+"""What RQ's JSON serializer makes of a call of it: function, instance, args, kwargs."""
+_FIELDS = frozenset({
+    b"data", b"origin", b"status", b"created_at", b"enqueued_at", b"started_at", b"ended_at", b"last_heartbeat",
+    b"worker_name",
+})  # fmt: skip
+"""What is read of a job; all else is something to import, unpickle, fetch, repeat or wait for."""
+_FAILURE_TTL_S = 60
+_WORKER_TTL_S = 45
+"""RQ then waits 30 s for a bell at a time, and 40 s for Redis itself before it gives a dead connection up."""
+
+log = logging.getLogger("patchyard.queue")
+
+
+class Bell(Job):
+    """The one job there is. Anything else found in Redis is discarded as if it did not exist."""
+
+    def restore(self, raw_data: Any) -> None:
+        if _unpacked(raw_data.get(b"data", b"")) != _PAYLOAD:
+            raise NoSuchJobError("not a bell: another payload")
+        try:
+            super().restore({field: value for field, value in raw_data.items() if field in _FIELDS})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise NoSuchJobError("not a bell: unreadable") from error
+        self.timeout, self.result_ttl, self.failure_ttl = -1, 0, _FAILURE_TTL_S
+
+    @classmethod
+    def fetch(cls, id: str, connection: redis.Redis | None = None, serializer: Any = None) -> Self:
+        try:
+            return cast("Self", super().fetch(id, connection=connection, serializer=serializer))
+        except (NoSuchJobError, ValueError, redis.ResponseError) as error:
+            log.warning("discarded a job that is not a bell: %.80r (%s)", id, error)
+            if connection is not None:
+                connection.delete(cls.redis_job_namespace_prefix + id)
+            raise NoSuchJobError(f"not a bell: {id!r}") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    """The payload, compressed or not as RQ may have it; never more than a little longer than a bell's."""
+    try:
+        return zlib.decompressobj().decompress(data, len(_PAYLOAD) + 1)
+    except zlib.error:
+        return data
+
+
+class BellQueue(Queue):
+    job_class = Bell
+
+
+class Doorbell:
+    """Rings, and counts the bells that nobody has answered yet. Never blocks for long: Unavailable within seconds."""
+
+    def __init__(self, url: str, *, name: str = QUEUE) -> None:
+        self._redis = redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+        self._queue = BellQueue(name, connection=self._redis, serializer="json")
+
+    def ring(self, n: int = 1) -> int:
+        """Rings up to `n` times, but never for more bells than there are workers; how often it did.
+
+        With no worker there, one bell waits for the first. Twins that ring together may ring once too often.
+        """
+        with _edge():
+            out = self._redis.llen(self._queue.key)
+            workers = self._redis.scard(f"rq:workers:{self._queue.name}")
+            count = min(n, max(workers, 1) - out)
+            if count > 0:
+                bell = BellQueue.prepare_data(FUNCTION, timeout=-1, result_ttl=0, failure_ttl=_FAILURE_TTL_S)
+                self._queue.enqueue_many([bell] * count)
+            return max(count, 0)
+
+    def bells_out(self) -> int:
+        """Bells rung and not yet taken by a worker."""
+        with _edge():
+            return int(self._redis.llen(self._queue.key))
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+class DoorbellWorker(Worker):
+    """Answers bells, each in a forked child that dies with it. No threads, no scheduler, no remote commands.
+
+    On SIGTERM the child gets SIGTERM too (`answer_bell` may then give its task back), and the worker ends after it.
+    RQ's timeout is off: a run has its own wall clock (worker/control.py).
+    """
+
+    job_class = Bell
+    queue_class = BellQueue
+    max_connection_wait_time = 5.0
+
+    @classmethod
+    def over(cls, url: str, *, name: str | None = None, queue: str = QUEUE) -> Self:
+        """A worker for `work()`; `name` must be new: RQ refuses one that seems to live."""
+        connection = redis.Redis.from_url(url, socket_connect_timeout=5)
+        return cls(
+            [BellQueue(queue, connection=connection, serializer="json")],
+            name=name,
+            connection=connection,
+            serializer="json",
+            default_result_ttl=0,
+            worker_ttl=_WORKER_TTL_S,
+            log_job_description=False,
+        )
+
+    def bootstrap(self, *_: Any, **__: Any) -> None:
+        """As RQ's, without its own log handlers and its thread for remote commands."""
+        self.register_birth()
+        self.set_state(WorkerStatus.STARTED)
+
+    def run_maintenance_tasks(self) -> None:
+        """Forgets failed bells and those whose worker died; nothing that RQ keeps beside the one queue."""
+        for queue in self.queues:
+            if queue.acquire_maintenance_lock():
+                try:
+                    for registry in (StartedJobRegistry, FailedJobRegistry):
+                        registry(queue=queue, job_class=Bell).cleanup()
+                    clean_worker_registry(queue)
+                    IntermediateQueue(queue.key, connection=self.connection).cleanup(self, queue)
+                finally:
+                    queue.release_maintenance_lock()
+        self.last_cleaned_at = datetime.now(UTC)  # type: ignore[assignment]  # RQ's own annotation is None
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        self._parent = os.getpid()
+        super().fork_work_horse(job, queue)
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        # Killed, not asked: a worker that is gone renews no lease, and its task is given to another.
+        die_with_parent(self._parent, signal.SIGKILL)
+        super().main_work_horse(job, queue)
+
+    def handle_warm_shutdown_request(self) -> None:
+        super().handle_warm_shutdown_request()
+        if self.horse_pid:
+            self.kill_horse(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _edge() -> Iterator[None]:
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise Unavailable("the queue does not answer; try again") from error
