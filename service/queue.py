@@ -4,9 +4,9 @@ A bell carries nothing. Lost or doubled bells are harmless: whoever answers one 
 again while tasks wait. That is why RQ 3.0's known gaps do not matter here: a bell whose worker is killed between
 pop and start is lost, and one whose worker (not its child) is killed may be answered twice.
 
-Redis is not trusted to hold only bells. RQ imports and calls whatever a job names, also as a callback, fetches URLs
-for it, and unpickles its `meta` in the maintenance of groups even where the serializer is JSON. `Bell` therefore
-takes one exact payload and a few harmless fields, and `DoorbellWorker` leaves out groups, remote commands and threads.
+Redis is not trusted to hold only bells. RQ imports and calls whatever a job names, also as a callback, and fetches
+URLs for it; JSON instead of pickle does not change that. `Bell` therefore takes one exact payload and a few harmless
+fields, and `DoorbellWorker` listens to no remote commands.
 """
 
 # RQ leaves most of its methods unannotated:
@@ -20,7 +20,6 @@ import os
 import signal
 import zlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Self, cast
 
 import redis
@@ -28,11 +27,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rq import Queue, Worker
 from rq.exceptions import NoSuchJobError
-from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
-from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.worker import WorkerStatus
-from rq.worker_registration import clean_worker_registry
 
 from service.errors import Unavailable
 from service.process import die_with_parent
@@ -148,19 +144,6 @@ class DoorbellWorker(Worker):
         """As RQ's, without its own log handlers and its thread for remote commands."""
         self.register_birth()
         self.set_state(WorkerStatus.STARTED)
-
-    def run_maintenance_tasks(self) -> None:
-        """Forgets failed bells and those whose worker died; nothing that RQ keeps beside the one queue."""
-        for queue in self.queues:
-            if queue.acquire_maintenance_lock():
-                try:
-                    for registry in (StartedJobRegistry, FailedJobRegistry):
-                        registry(queue=queue, job_class=Bell).cleanup()
-                    clean_worker_registry(queue)
-                    IntermediateQueue(queue.key, connection=self.connection).cleanup(self, queue)
-                finally:
-                    queue.release_maintenance_lock()
-        self.last_cleaned_at = datetime.now(UTC)  # type: ignore[assignment]  # RQ's own annotation is None
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._parent = os.getpid()
