@@ -288,7 +288,7 @@ class PatchInfo(Frozen):
     """At most 1,000 entries; `files` has the whole count."""
     not_in_patch: tuple[Flag, ...] = ()
     """What git cannot carry or the ignore rules keep out (kinds: empty_dir, mode, hard_link, ignored,
-    special). At most 1,000."""
+    special, too_deep, unreadable). At most 1,000."""
     reason: str | None = None
     """Why there is no patch, when `status` is `none`."""
 

@@ -5,7 +5,8 @@ Two jobs, both in the format of records.py, whose JOB record holds a JSON object
 - `{"op": "ignored"}`: RULES (the upload's ignore files), then CANDIDATE paths; the answer has an IGNORED record, with
   the candidate's ordinal as its size, for each that the rules match.
 - `{"op": "patch", "max_patch_bytes": n}`: OLD and NEW versions of the touched paths; the answer is PATCH, then a STAT
-  for each path (aux: additions and deletions, `- -` for binary). Then the patch is applied to the pristine copy that
+  for each path (aux: additions and deletions, `- -` for binary). A patch beyond the limit is cut there, and
+  `patch_bytes` of the report says so. Otherwise the patch is applied to the pristine copy that
   was loaded into `root` before, and the whole tree is hashed: the report.
 
 No configuration, attribute, filter or hook of an upload is ever read: the objects go into a bare repository of our
@@ -20,6 +21,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -69,14 +71,15 @@ class GitFailed(Exception):
     """A git process did not do its part; the message is its own last words."""
 
 
-def run(job: Job, scratch: str, root: str) -> Generator[bytes, None, dict[str, Any]]:
+def run(job: Job, root: str, tmp: str) -> Generator[bytes, None, dict[str, Any]]:
     """Does one job; yields the answer stream, returns the fields of `ExportReport` (worker/sandbox/base.py).
 
-    `scratch` is an empty folder outside `root` that the caller removes; what it holds is at most twice the bytes of
-    the job and the patch. Raises records.Malformed for a job that is not one.
+    Works in a folder of its own below `tmp`, outside `root`, that holds at most the bytes of the job and the patch.
+    Raises records.Malformed for a job that is not one.
     """
     report: dict[str, Any] = {"tree": "", "applied": False, "patch_bytes": 0, "message": ""}
-    yield from packed(_answer(job, Path(scratch), root, report))
+    with tempfile.TemporaryDirectory(dir=tmp, prefix="export-") as scratch:
+        yield from packed(_answer(job, Path(scratch), root, report))
     return report
 
 
@@ -91,7 +94,8 @@ def _answer(job: Job, scratch: Path, root: str, report: dict[str, Any]) -> Itera
             yield from _ignored(reader, git)
         elif wanted.get("op") == "patch":
             yield from _patch(reader, git, wanted["max_patch_bytes"], report)
-            _prove(git, root, report)
+            if report["patch_bytes"] <= wanted["max_patch_bytes"]:
+                _prove(git, root, report)
         else:
             raise Malformed("a job of a kind that is not known")
     except (GitFailed, OSError) as failure:
@@ -210,6 +214,8 @@ def _patch(reader: Reader, git: _Git, limit: int, report: dict[str, Any]) -> Ite
     yield from body(_diff(git, limit, report, failures))
     if failures:
         raise failures[0]
+    if report["patch_bytes"] > limit:
+        return
     process = git.start(
         f"--git-dir={git.repository}", *_TREE_DIFF, "--numstat", "-z", "old", "new", stdout=subprocess.PIPE
     )
@@ -274,7 +280,6 @@ def _diff(git: _Git, limit: int, report: dict[str, Any], failures: list[GitFaile
             if report["patch_bytes"] > limit:
                 process.kill()
                 process.wait()
-                failures.append(GitFailed(f"the patch is larger than {limit:,} bytes"))
                 return
             copy.write(block)
             yield block

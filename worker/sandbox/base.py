@@ -123,7 +123,7 @@ class ExportReport:
     """What a fresh box of our image made of a change set (see worker/export.py)."""
 
     tree: str
-    """Hash of the whole tree after `git apply`, by `tree_hash` of sandbox_image/toolserver/changes.py."""
+    """Hash of the whole tree after `git apply`, by `tree_hash` of sandbox_image/toolserver/records.py."""
     applied: bool
     patch_bytes: int
     message: str
@@ -182,14 +182,17 @@ class Sandbox(Protocol):
         ...
 
     def changes(self) -> Iterator[bytes]:
-        """The change set against what was loaded, in the record format of toolserver/changes.py.
+        """The change set against what was loaded, in the format of toolserver/records.py.
 
         Hashes every regular file. The caller must treat it as hostile.
         """
         ...
 
     def export(self, job: Iterable[bytes]) -> Generator[bytes, None, ExportReport]:
-        """In a fresh box: patch and proof from the job stream of toolserver/patch.py; yields the patch's bytes."""
+        """In a fresh box: does a job of toolserver/patch.py against what was loaded; yields its answer stream.
+
+        The caller must treat it as hostile.
+        """
         ...
 
     def cancel(self) -> None:
