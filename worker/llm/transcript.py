@@ -4,7 +4,8 @@ One JSON object per line, `time` in seconds since the epoch:
 
     {"kind": "request",  "n": 1, "time": …, "messages_before": 0, "body": {…}}
     {"kind": "response", "n": 1, "time": …, "duration_ms": …, "outcome": "used", "lines": ["…", …], "error": null}
-    {"kind": "tool",     "time": …, "duration_ms": …, "id": "…", "tool": "bash", "arguments": …, "ok": true, "result": "…"}
+    {"kind": "tool",     "time": …, "duration_ms": …, "id": "…", "tool": "bash", "arguments": "…", "ok": true,
+     "result": "…"}
 
 A conversation only grows, so `body.messages` holds what is new: the first `messages_before` messages are those
 of the request before. `lines` are the data lines of the response, before parsing. `outcome` is `used` (the
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 MAX_BYTES = 64 << 20
 """Of one transcript; what comes later is counted, not kept. 100 turns of a long task take about 10 MB."""
@@ -111,24 +114,27 @@ class Transcript:
         self._file.flush()
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a replay reads of a line."""
+
+    kind: str
+    outcome: str = "used"
+    lines: tuple[str, ...] = ()
+
+
+_RECORD = TypeAdapter(_Record)
+
+
 def responses(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
     """The data lines of each `used` response of a transcript, in order; ValueError names a line that is none."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         record = _record(line, number)
-        if record.get("kind") == "response" and record.get("outcome", "used") == "used":
-            data = record.get("lines")
-            if not isinstance(data, list) or not all(isinstance(item, str) for item in data):
-                raise ValueError(f"line {number} of the transcript: `lines` must be a list of strings")
-            yield tuple(data)
-
-
-def _record(line: str, number: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"line {number} of the transcript is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"line {number} of the transcript is not an object")
-    return record
+        try:
+            record = _RECORD.validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"line {number} is no record of a transcript: {error.errors()[0]['msg']}") from None
+        if record.kind == "response" and record.outcome == "used":
+            yield record.lines
