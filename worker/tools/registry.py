@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.contracts import TodoItem
 from worker.llm.messages import Steps, ToolCall, ToolSchema
 from worker.sandbox.base import Sandbox, ToolFailure
 from worker.tools import arguments, text, todo
@@ -38,6 +37,8 @@ class Toolbox:
     def __init__(self, session: Session, tools: tuple[Tool, ...] = TOOLS) -> None:
         self._session = session
         self._tools = {tool.name: tool for tool in tools}
+        self.used = False
+        """Whether any tool but `done` was carried out: before, a plain reply is an answer, not the end of work."""
         self.schemas: tuple[ToolSchema, ...] = tuple(tool.schema for tool in tools)
 
     @property
@@ -49,10 +50,6 @@ class Toolbox:
     def finished(self) -> str | None:
         """The summary the model gave to `done`, None before."""
         return self._session.finished
-
-    @property
-    def todo(self) -> tuple[TodoItem, ...]:
-        return self._session.todo
 
     def begin_turn(self) -> None:
         """Counts the turns since the todo list was touched."""
@@ -81,6 +78,7 @@ class Toolbox:
 
     def execute(self, prepared: Prepared) -> Steps[Answer]:
         """Carries it out. What the box refuses is an answer; a box that is gone raises SandboxError."""
+        self.used = self.used or prepared.tool is not DONE
         try:
             answer = yield from prepared.tool.handler(self._session, prepared.arguments, prepared.call_id)
         except ToolFailure as refused:
