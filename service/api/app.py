@@ -30,7 +30,7 @@ class _App(FastAPI):
 
 
 def create_app(
-    settings: ServiceSettings, store: Store, blobs: Blobs, sealer: Sealer, *, ring: Callable[[], None]
+    settings: ServiceSettings, store: Store, blobs: Blobs, sealer: Sealer, *, ring: Callable[[], object]
 ) -> FastAPI:
     """The service's HTTP edge. `ring` tells a worker that there is work (service/queue.py).
 

@@ -22,7 +22,7 @@ class Parts:
     store: Store
     blobs: Blobs
     sealer: Sealer
-    ring: Callable[[], None]
+    ring: Callable[[], object]
     """Tells a worker that there is work; it may fail, the sweeper rings again."""
     hub: EventHub
     upload_slots: asyncio.Semaphore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
@@ -59,7 +59,7 @@ def receiving(use: Parts) -> Iterator[Upload]:
 def _accept(use: Parts, key: Key, upload: Upload) -> Workspace:
     upload.scratch.seek(0)
     with use.blobs.writer() as canonical:
-        intake = canonicalise(cast(BinaryIO, upload.scratch), cast(BinaryIO, canonical))
+        intake = canonicalise(upload.scratch, canonical)
     manifest = use.blobs.put(intake.manifest.chunks())
     return use.store.put_workspace(
         Workspace(
