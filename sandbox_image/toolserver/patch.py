@@ -120,7 +120,6 @@ class _Git:
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_LITERAL_PATHSPECS": "1",
             "GIT_OPTIONAL_LOCKS": "0",
         }
 
@@ -183,7 +182,7 @@ def _ignored(reader: Reader, git: _Git) -> Iterator[bytes]:
                 with target.open("wb") as rules:
                     rules.writelines(reader.body(found.size))
             elif found.type == CANDIDATE:
-                out.write(found.path + b"\0")
+                out.write(b"./" + found.path + b"\0")  # a name may begin with ":", which is magic to git
                 asked += 1
             else:
                 raise Malformed("a record that does not belong into this job")
