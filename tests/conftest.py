@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from worker.sandbox.docker import DockerProvider
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINE_URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 
 IN_CI = os.environ.get("CI", "") not in ("", "0", "false")
 
@@ -51,13 +50,18 @@ def deployment() -> str:
 
 
 @pytest.fixture(scope="session")
-def engine(deployment: str) -> Iterator[docker.APIClient]:
+def engine_url() -> str:
+    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+
+
+@pytest.fixture(scope="session")
+def engine(deployment: str, engine_url: str) -> Iterator[docker.APIClient]:
     """A client of the real Docker engine; at the end nothing with our label is left, also after failures."""
     from service.errors import SandboxError
     from worker.sandbox.docker import engine_client, remove_container
 
     try:
-        client = engine_client(ENGINE_URL, 60)
+        client = engine_client(engine_url, 60)
     except SandboxError as error:
         missing(error.detail)
         raise
@@ -80,10 +84,12 @@ def sandbox_image(engine: docker.APIClient) -> str:
 
 
 @pytest.fixture(scope="session")
-def docker_provider(engine: docker.APIClient, sandbox_image: str, deployment: str) -> Iterator[DockerProvider]:
+def docker_provider(
+    engine: docker.APIClient, engine_url: str, sandbox_image: str, deployment: str
+) -> Iterator[DockerProvider]:
     """Opens real boxes, e.g. of `BoxSpec(image=sandbox_image, …)`, labelled with this process's deployment."""
     from worker.sandbox.docker import DockerProvider
 
-    provider = DockerProvider(url=ENGINE_URL, deployment=deployment)
+    provider = DockerProvider(url=engine_url, deployment=deployment)
     yield provider
     provider.close()
