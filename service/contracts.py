@@ -263,12 +263,15 @@ class Flag(Frozen):
 
 class PatchFile(Frozen):
     path: str
-    status: Literal["added", "modified", "deleted", "type_changed"]
-    additions: int | None
+    status: Literal["added", "modified", "deleted", "type_changed"] | None = None
+    """None, like all but `bytes`, in the list of a patch that was too large to be made."""
+    additions: int | None = None
     """None for a binary file."""
-    deletions: int | None
-    old_mode: str | None
-    new_mode: str | None
+    deletions: int | None = None
+    old_mode: str | None = None
+    new_mode: str | None = None
+    bytes: int | None = None
+    """Size of the new version, where the patch was too large."""
 
 
 class PatchInfo(Frozen):

@@ -26,8 +26,8 @@ STOP_WRITING_S = 25.0
 """A worker whose renewal is this late stops writing, five seconds before its lease ends for others."""
 
 
-class Drained(Stopped):
-    """This worker is shutting down: the task goes back to the queue."""
+class HandedBack(Stopped):
+    """The task goes back to the queue: this worker is shutting down, or its engine is away."""
 
 
 class Signals(Protocol):
@@ -66,7 +66,7 @@ class Control:
         return max(0.0, self._started + self._wall_time_s - time.monotonic())
 
     def check(self) -> None:
-        """Raises what stopped the run: Stopped (cancelled, wall_time), Drained or LeaseLost."""
+        """Raises what stopped the run: Stopped (cancelled, wall_time), HandedBack or LeaseLost."""
         if self._stopped is None and self.remaining_s() == 0:
             self._stop(Stopped("the wall time limit is used up", exit_reason=ExitReason.WALL_TIME))
         if self._stopped is not None:
@@ -122,7 +122,7 @@ class Control:
         if signals.cancel_requested:
             return Stopped("cancelled on request")
         if self._drain.is_set():
-            return Drained("this worker is shutting down")
+            return HandedBack("this worker is shutting down")
         if self.remaining_s() == 0:
             return Stopped("the wall time limit is used up", exit_reason=ExitReason.WALL_TIME)
         return None

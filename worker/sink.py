@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar
 
 from service.contracts import TodoItem, Usage
 from service.events import (
-    ArtifactStored,
     Event,
     MessageDone,
     TextDelta,
@@ -33,8 +32,8 @@ class Journal(Protocol):
 
     def update(self, **fields: Any) -> None: ...
 
-    def add_artifact(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Stores it and returns its size in bytes."""
+    def add_artifact(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Stores it and tells so as an event."""
         ...
 
 
@@ -87,13 +86,12 @@ class Sink:
                 self._append(event)
 
     def artifact(self, name: str, data: bytes) -> None:
-        """Stores a masked artifact and tells so."""
+        """Stores an artifact, masked."""
         self._check()
         if self._artifacts >= MAX_ARTIFACTS:
             return
         self._artifacts += 1
-        size = self._journal.add_artifact(name, [self._masker.bytes(data)])
-        self._journal.append(ArtifactStored(name, size))
+        self._journal.add_artifact(name, [self._masker.bytes(data)])
 
     def _piece(self, key: str, event: TextDelta | ToolOutput) -> None:
         stream = self._streams.setdefault(key, MaskedStream(self._masker))

@@ -10,7 +10,7 @@ import pytest
 from service.contracts import ExitReason
 from service.errors import LeaseLost, Stopped, Unavailable
 from worker import control as control_module
-from worker.control import Control, Drained
+from worker.control import Control, HandedBack
 
 
 @dataclass
@@ -55,7 +55,7 @@ def test_a_drain_hands_the_task_back() -> None:
     with Control(lambda: Signals(), wall_time_s=60, drain=drain) as control:
         drain.set()
         blocked_until_interrupted(control)
-        with pytest.raises(Drained):
+        with pytest.raises(HandedBack):
             control.check()
 
 

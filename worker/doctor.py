@@ -1,0 +1,119 @@
+"""Says whether this host can run tasks safely: `python -m worker.doctor [--json]`.
+
+Each check is made, not assumed: the engine is asked, a real box is started with the options of every task, and what
+must not work in it is tried from inside, as the user that tools run as. Ends non-zero when a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from service.contracts import Resources, new_id
+from service.errors import PatchyardError
+from worker.parts import Parts, build_parts
+from worker.sandbox.base import BoxSpec, Sandbox
+from worker.sandbox.docker import engine_health
+from worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool
+    detail: str
+
+
+PROBES = (
+    ("no network", 'test "$(ls /sys/class/net)" = lo', "only the loopback device exists in a box"),
+    ("not root", 'test "$(id -u)" = 10001', "tools run as uid 10001"),
+    ("no capabilities", "grep -q '^CapEff:\\s0*$' /proc/self/status", "the effective capability set is empty"),
+    ("no new privileges", "grep -q '^NoNewPrivs:\\s1' /proc/self/status", "setuid programs gain nothing"),
+    ("system call filter", "grep -q '^Seccomp:\\s2' /proc/self/status", "the seccomp profile is in force"),
+    ("read-only root", "! touch /etc/x /usr/x /opt/patchyard/x 2>/dev/null", "nothing outside the tmpfs is writable"),
+    ("no user namespaces", "! unshare -Ur true 2>/dev/null", "unshare is refused"),
+    ("no mounts", "! mount -t tmpfs none /tmp 2>/dev/null", "mount is refused"),
+    ("supervisor unreadable", "! cat /proc/1/environ /proc/1/maps 2>/dev/null", "PID 1 is non-dumpable"),
+    ("supervisor unkillable", "kill -9 1; kill -9 -1; true", "signals to PID 1 change nothing"),
+    ("no Docker socket", "! test -e /var/run/docker.sock", "the engine cannot be reached from a box"),
+    ("bounded processes", 'test "$(ulimit -c)" = 0', "no core dumps"),
+)
+"""Name, a command that must exit 0 in the box, and what that shows."""
+
+
+def checks(parts: Parts) -> Iterator[Check]:
+    settings = parts.settings
+    machine = platform.machine()
+    yield Check("machine", machine == "x86_64", f"{machine}; the system call profile is for x86-64")
+    yield _answers("store", parts.store.ping, "Redis answers")
+    health = engine_health(settings.docker_url, runtime=settings.sandbox_runtime, image=settings.sandbox_image)
+    yield Check("engine", health.ok, f"{health.engine}; image {settings.sandbox_image}")
+    if not health.ok:
+        return
+    try:
+        box = parts.provider.open(_probe_spec(settings.sandbox_image))
+    except PatchyardError as error:
+        yield Check("sandbox", False, error.detail)
+        return
+    with closing(box):
+        box.claim("doctor", deadline_s=120)
+        yield Check("sandbox", True, f"a box answers ({box.info.runtime}, Python {box.info.python})")
+        for name, command, shows in PROBES:
+            yield _probe(box, name, command, shows)
+        yield _probe(box, "still alive", "true", "after all that the next command works")
+
+
+def _probe_spec(image: str) -> BoxSpec:
+    resources = Resources(cpus=1, memory_mb=256, disk_mb=64, pids=64)
+    return BoxSpec(task=new_id("task"), run=1, image=image, purpose="probe", **resources.model_dump())
+
+
+def _probe(box: Sandbox, name: str, command: str, shows: str) -> Check:
+    steps = box.exec(command, timeout_s=20)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        return Check(name, done.value.exit_code == 0, shows)
+    except PatchyardError as error:
+        return Check(name, False, error.detail)
+
+
+def _answers(name: str, ask: Callable[[], None], shows: str) -> Check:
+    try:
+        ask()
+    except PatchyardError as error:
+        return Check(name, False, error.detail)
+    return Check(name, True, shows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m worker.doctor", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    arguments = parser.parse_args()
+    try:
+        found = list(checks(build_parts(WorkerSettings())))
+    except (ValidationError, ValueError, PatchyardError) as error:
+        sys.stderr.write(f"patchyard doctor: {error}\n")
+        return 2
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(check) for check in found], indent=1) + "\n")
+    else:
+        table = Table("check", "", "what was seen", box=None)
+        for check in found:
+            table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]FAILED[/]", check.detail)
+        Console().print(table)
+    return 0 if all(check.ok for check in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
