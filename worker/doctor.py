@@ -33,19 +33,22 @@ class Check:
     detail: str
 
 
+_WRITE = "for f in /etc/x /usr/x /opt/patchyard/x /x; do touch $f 2>/dev/null && exit 1; done; exit 0"
+_READ = "for f in environ maps mem; do cat /proc/1/$f >/dev/null 2>&1 && exit 1; done; exit 0"
+_SIGNALS = "for s in $(seq 1 64); do kill -s $s 1; done; exit 0"
 PROBES = (
     ("no network", 'test "$(ls /sys/class/net)" = lo', "only the loopback device exists in a box"),
     ("not root", 'test "$(id -u)" = 10001', "tools run as uid 10001"),
-    ("no capabilities", "grep -q '^CapEff:\\s0*$' /proc/self/status", "the effective capability set is empty"),
-    ("no new privileges", "grep -q '^NoNewPrivs:\\s1' /proc/self/status", "setuid programs gain nothing"),
-    ("system call filter", "grep -q '^Seccomp:\\s2' /proc/self/status", "the seccomp profile is in force"),
-    ("read-only root", "! touch /etc/x /usr/x /opt/patchyard/x 2>/dev/null", "nothing outside the tmpfs is writable"),
-    ("no user namespaces", "! unshare -Ur true 2>/dev/null", "unshare is refused"),
-    ("no mounts", "! mount -t tmpfs none /tmp 2>/dev/null", "mount is refused"),
-    ("supervisor unreadable", "! cat /proc/1/environ /proc/1/maps 2>/dev/null", "PID 1 is non-dumpable"),
-    ("supervisor unkillable", "kill -9 1; kill -9 -1; true", "signals to PID 1 change nothing"),
+    ("no capabilities", r"grep -q '^CapEff:\s0*$' /proc/self/status", "the effective capability set is empty"),
+    ("no new privileges", r"grep -q '^NoNewPrivs:\s1' /proc/self/status", "setuid programs gain nothing"),
+    ("system call filter", r"grep -q '^Seccomp:\s2' /proc/self/status", "the seccomp profile is in force"),
+    ("read-only root", _WRITE, "nothing outside the tmpfs mounts is writable"),
+    ("no user namespaces", "command -v unshare && ! unshare -Ur true", "unshare is refused"),
+    ("no mounts", "command -v mount && ! mount -t tmpfs none /tmp", "mount is refused"),
+    ("supervisor unreadable", _READ, "PID 1 is non-dumpable"),
+    ("supervisor unkillable", _SIGNALS, "no signal to PID 1 changes anything"),
     ("no Docker socket", "! test -e /var/run/docker.sock", "the engine cannot be reached from a box"),
-    ("bounded processes", 'test "$(ulimit -c)" = 0', "no core dumps"),
+    ("no core dumps", 'test "$(ulimit -c)" = 0', "a crash writes nothing"),
 )
 """Name, a command that must exit 0 in the box, and what that shows."""
 
