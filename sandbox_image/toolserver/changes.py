@@ -25,6 +25,7 @@ from sandbox_image.toolserver.records import (
     MAX_PATH,
     MISSING,
     body,
+    is_git_data,
     packed,
     record,
 )
@@ -176,15 +177,11 @@ class _Scan:
             yield record(FOUND, path, aux=f"{kind}\0{detail}".encode())
 
 
-def is_git_data(path: bytes) -> bool:
-    """A component is exactly `.git`: repository data, which is never part of a tree here."""
-    return b".git" in path.split(b"/")
-
-
 def _barren(baseline: Mapping[bytes, Baseline]) -> set[bytes]:
     """The baseline's folders with nothing in them."""
     parents = {path.rpartition(b"/")[0] for path in baseline}
-    return {path for path, entry in baseline.items() if entry.kind == "d" and path not in parents}
+    folders = {path for path, entry in baseline.items() if entry.kind == "d" and not is_git_data(path)}
+    return folders - parents
 
 
 def _special(mode: int) -> str:

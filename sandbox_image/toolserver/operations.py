@@ -223,7 +223,7 @@ class Operations:
     def _exec(self, call: Call) -> Running:
         args = Args(wire.loads(bytes(call.body)) if call.body else call.args)
         request = Request(
-            command=os.fsencode(args.text("command")),
+            command=os.fsencode(args.text("command")) + b"\n",  # a line's end, also after a last backslash
             cwd=args.text("cwd"),
             env=args.texts("env"),
             timeout_s=args.seconds("timeout_s", MAX_TIMEOUT_S),

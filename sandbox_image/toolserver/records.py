@@ -154,6 +154,11 @@ class Reader:
         return self._held[:count]
 
 
+def is_git_data(path: bytes) -> bool:
+    """A component is exactly `.git`: repository data, which is never part of a tree here."""
+    return b".git" in path.split(b"/")
+
+
 class TreeEntry(NamedTuple):
     """One file or link of a tree as its hash sees it."""
 

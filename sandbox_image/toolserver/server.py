@@ -270,9 +270,7 @@ class Server:
         self._settle()
         for call in list(self._calls.values()):
             if not call.kept or not call.body_ended or call.muted:
-                self._forget(call.id)
-                with suppress(ValueError):
-                    self._waiting.remove(call)
+                self._drop(call.id)
             else:
                 call.muted = True
                 call.answered = False
@@ -285,7 +283,7 @@ class Server:
             case "claim":
                 return self._claim(args)
             case "cancel":
-                self._cancel()
+                self._cancel(args.get("call"))
                 return {}
             case "shutdown":
                 self._ending = True
@@ -303,12 +301,21 @@ class Server:
         self._deadline = time.monotonic() + min(float(deadline), 1e9)
         return {}
 
-    def _cancel(self) -> None:
-        """Ends the command in flight; one that still waits for its turn is started no more."""
+    def _cancel(self, number: object) -> None:
+        """Ends the command in flight, or the call of this number, whose answer nobody waits for any more."""
         for running in list(self._running.values()):
-            if running.call.op == "exec" and not running.done:
+            if not running.done and (running.call.id == number if number is not None else running.call.op == "exec"):
                 running.cancel()
         self._settle()
+        if isinstance(number, int):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is not None:
+            self._forget(number)
+            with suppress(ValueError):
+                self._waiting.remove(call)
 
     def _operation(self, frame: wire.Frame, op: str, args: dict[str, Any]) -> None:
         known = self._calls.get(frame.call)

@@ -1,0 +1,260 @@
+"""One box as the worker uses it: the `Sandbox` seam spoken over a channel.
+
+Nothing in an answer is believed: each field is taken out by name and shape, and one that is missing or odd is a
+SandboxError that ends the channel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeVar, cast
+
+from sandbox_image.toolserver import wire
+from service.errors import SandboxError
+from worker.sandbox.base import (
+    EditResult,
+    Entry,
+    ExecResult,
+    ExportReport,
+    FileContent,
+    Listing,
+    LoadReport,
+    Match,
+    SandboxInfo,
+    SearchResult,
+    Transport,
+    WriteResult,
+)
+from worker.sandbox.channel import Channel
+
+T = TypeVar("T")
+
+QUICK_S = 60.0
+"""The longest silence of a box during a file tool; the pings notice a dead one long before."""
+SLOW_S = 900.0
+"""During a change set or an export of the largest tree there may be."""
+GRACE_S = 30.0
+"""Beyond a command's own limit, for killing what it started and telling of it."""
+_MAX_ROWS = 100_000
+_KINDS = frozenset({"file", "dir", "link", "other"})
+_ENDS = frozenset({"exited", "timeout", "flood", "cancelled"})
+
+
+def connect(
+    transport: Transport, *, image: str, runtime: str, remove: Callable[[], None], hello_timeout_s: float = 30
+) -> Box:
+    """The box at the other end of a fresh transport, greeted and attached to.
+
+    `remove` ends the box for good and is called once, after the transport was let go of, also when the greeting
+    fails; SandboxError when there is none in time.
+    """
+    channel = Channel(transport)
+    try:
+        about = channel.introduce(hello_timeout_s)
+        tools = about.get("tools")
+        names = tuple(str(tool)[:40] for tool in tools[:100]) if isinstance(tools, list) else ()
+        info = SandboxInfo(image=image, runtime=runtime, python=str(about.get("python"))[:40], tools=names)
+    except BaseException:
+        channel.close()
+        remove()
+        raise
+    return Box(channel, info, remove)
+
+
+class Box:
+    """Implements `Sandbox`."""
+
+    def __init__(self, channel: Channel, info: SandboxInfo, remove: Callable[[], None]) -> None:
+        self.info = info
+        self._channel = channel
+        self._remove: Callable[[], None] | None = remove
+
+    def claim(self, task: str, *, deadline_s: float) -> None:
+        self._channel.call("claim", {"task": task, "deadline_s": deadline_s})
+
+    def load(self, tar: Iterable[bytes]) -> LoadReport:
+        steps = self._channel.stream("load", {}, tar, timeout_s=QUICK_S)
+        answer = self._fields(_drained(steps))
+        return LoadReport(answer.number("files"), answer.number("bytes"))
+
+    def exec(
+        self,
+        command: str,
+        *,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 120,
+        head_bytes: int = 1 << 20,
+        tail_bytes: int = 64 << 10,
+        flood_bytes: int = 64 << 20,
+    ) -> Generator[bytes, None, ExecResult]:
+        args = {
+            "command": command,
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "head_bytes": head_bytes,
+            "tail_bytes": tail_bytes,
+            "flood_bytes": flood_bytes,
+        }
+        encoded = wire.dumps(args)
+        if len(encoded) > wire.SPLIT:
+            steps = self._channel.stream("exec", {}, encoded, timeout_s=timeout_s + GRACE_S)
+        else:
+            steps = self._channel.stream("exec", args, timeout_s=timeout_s + GRACE_S)
+        tail: list[bytes] = []
+        left = head_bytes
+        try:
+            while True:
+                try:
+                    piece = next(steps)
+                except StopIteration as stop:
+                    answer = self._fields(stop.value)
+                    break
+                head, rest = piece[:left], piece[left:]
+                left -= len(head)
+                if head:
+                    yield head
+                if rest:
+                    tail.append(rest)
+        finally:
+            steps.close()  # given up early: the command is killed
+        return self._ended(answer, b"".join(tail))
+
+    def _ended(self, answer: _Fields, tail: bytes) -> ExecResult:
+        ended = answer.one_of("ended", _ENDS)
+        return ExecResult(
+            exit_code=answer.number("exit_code", 255) if ended == "exited" else None,
+            ended=cast('Literal["exited", "timeout", "flood", "cancelled"]', ended),
+            oom_killed=answer.flag("oom_killed"),
+            cwd=answer.text("cwd"),
+            tail=tail,
+            total_bytes=answer.number("total_bytes"),
+            duration_ms=answer.number("duration_ms"),
+        )
+
+    def read(self, path: str, *, limit: int = 10 << 20) -> FileContent:
+        body, said = self._channel.call("read", {"path": path, "limit": limit}, timeout_s=QUICK_S)
+        answer = self._fields(said)
+        if len(body) > limit:
+            raise self._odd("it sent more of a file than was asked for")
+        return FileContent(body, answer.number("size"), answer.number("mode"), answer.text("stamp"))
+
+    def write(self, path: str, data: bytes, *, overwrite: bool) -> WriteResult:
+        answer = self._ask("write", {"path": path, "overwrite": overwrite}, data)
+        return WriteResult(answer.flag("created"), answer.number("size"), answer.text("stamp"))
+
+    def edit(self, path: str, old: str, new: str, *, replace_all: bool = False) -> EditResult:
+        old_bytes, new_bytes = os.fsencode(old), os.fsencode(new)
+        args = {"path": path, "old_size": len(old_bytes), "replace_all": replace_all}
+        answer = self._ask("edit", args, old_bytes + new_bytes)
+        return EditResult(answer.number("replacements"), answer.text("stamp"))
+
+    def list(self, path: str = ".", *, limit: int = 1_000) -> Listing:
+        return self._listing("list", {"path": path, "limit": limit}, limit)
+
+    def glob(self, pattern: str, *, limit: int = 1_000) -> Listing:
+        return self._listing("glob", {"pattern": pattern, "limit": limit}, limit)
+
+    def _listing(self, op: str, args: dict[str, Any], limit: int) -> Listing:
+        answer = self._ask(op, args)
+        entries = []
+        for row in answer.rows("entries", limit):
+            match row:
+                case [str(path), str(kind), int(size), int(mode)] if kind in _KINDS:
+                    entries.append(Entry(path, cast('Literal["file", "dir", "link", "other"]', kind), size, mode))
+                case _:
+                    raise self._odd("an entry of a list is not one")
+        return Listing(tuple(entries), answer.number("total"))
+
+    def search(self, pattern: str, path: str = ".", *, limit: int = 200) -> SearchResult:
+        answer = self._ask("search", {"pattern": pattern, "path": path, "limit": limit})
+        matches = []
+        for row in answer.rows("matches", limit):
+            match row:
+                case [str(found), int(line), str(text)]:
+                    matches.append(Match(found, line, text))
+                case _:
+                    raise self._odd("a match is not one")
+        return SearchResult(tuple(matches), answer.number("total_matches"), answer.number("total_files"))
+
+    def changes(self) -> Iterator[bytes]:
+        yield from self._channel.stream("changes", {}, timeout_s=SLOW_S)
+
+    def export(self, job: Iterable[bytes]) -> Generator[bytes, None, ExportReport]:
+        said = yield from self._channel.stream("export", {}, job, timeout_s=SLOW_S)
+        answer = self._fields(said)
+        return ExportReport(
+            tree=answer.text("tree"),
+            applied=answer.flag("applied"),
+            patch_bytes=answer.number("patch_bytes"),
+            message=answer.text("message")[:2_000],
+        )
+
+    def cancel(self) -> None:
+        with suppress(SandboxError):  # a box that is gone runs nothing
+            self._channel.tell("cancel")
+
+    def close(self) -> None:
+        self._channel.close()
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
+
+    def _ask(self, op: str, args: dict[str, Any], body: bytes | None = None) -> _Fields:
+        return self._fields(self._channel.call(op, args, body, timeout_s=QUICK_S)[1])
+
+    def _fields(self, answer: dict[str, Any]) -> _Fields:
+        return _Fields(answer, self._odd)
+
+    def _odd(self, what: str) -> SandboxError:
+        return self._channel.fail(f"the sandbox's answer makes no sense: {what}")
+
+
+class _Fields:
+    """An answer's fields by name and shape."""
+
+    def __init__(self, values: dict[str, Any], odd: Callable[[str], SandboxError]) -> None:
+        self._values = values
+        self._odd = odd
+
+    def number(self, name: str, high: int = 1 << 62) -> int:
+        value = self._values.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= high:
+            raise self._odd(f"{name} is no sensible number")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._values.get(name)
+        if not isinstance(value, str) or len(value) > 64 << 10:
+            raise self._odd(f"{name} is no text")
+        return value
+
+    def one_of(self, name: str, choices: frozenset[str]) -> str:
+        value = self.text(name)
+        if value not in choices:
+            raise self._odd(f"{name} is none of its values")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._values.get(name)
+        if not isinstance(value, bool):
+            raise self._odd(f"{name} is neither true nor false")
+        return value
+
+    def rows(self, name: str, limit: int) -> list[Any]:
+        value = self._values.get(name)
+        if not isinstance(value, list) or len(value) > min(limit, _MAX_ROWS):
+            raise self._odd(f"{name} is no list of at most {limit}")
+        return value
+
+
+def _drained(steps: Generator[bytes, None, T]) -> T:
+    """The answer of a call whose body is of no use."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return cast("T", stop.value)
