@@ -19,7 +19,7 @@ Key map. Every key starts with the deployment's prefix (`patchyard:`); `T` = `ta
 | retention               | zset   | ended task ids by the ms they are forgotten     | with T                         |
 | tasks:<team>            | zset   | all its task ids at score 0; ULIDs sort by age  | with each T                    |
 | ws:<team>:<id>          | string | JSON Workspace                                  | 30 days after its last use     |
-| ws:<team>:sha:<sha256>  | string | its id                                          | with it                        |
+| uploads:<team>:<sha256> | string | its id                                          | with it                        |
 | teams                   | set    | team names                                      | until an operator removes one  |
 | key:<sha256>            | string | JSON Key, by the hash of its secret             | until revoked                  |
 | keys:<team>             | hash   | key id → that hash                              | until revoked                  |

@@ -29,7 +29,13 @@ SEGMENT_EVENTS = 1_000
 MAX_BLOCK_MS = 15_000
 """Longest single wait for events; the socket's timeout must lie above it."""
 
-_UNAVAILABLE = ("OOM", "MISCONF", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "NOAUTH", "NOPERM")
+_CANNOT_NOW = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.ExecAbortError,
+)
+_CANNOT_NOW_CODES = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ")
 """Answers by which Redis says that it cannot serve us now, rather than that we asked wrongly."""
 
 
@@ -126,7 +132,7 @@ def _edge() -> Iterator[None]:
     except (redis.ConnectionError, redis.TimeoutError) as error:
         raise Unavailable("the store does not answer; try again") from error
     except redis.ResponseError as error:
-        if not str(error).startswith(_UNAVAILABLE):
+        if not isinstance(error, _CANNOT_NOW) and not any(code in str(error) for code in _CANNOT_NOW_CODES):
             raise
         raise Unavailable("the store cannot accept this now; try again") from error
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from service.contracts import ExitReason, State, Task, TaskError
 from service.errors import LeaseLost, NotFound
-from service.events import ArtifactStored, Event, event_data
+from service.events import Event
 from service.store.connection import compact
 from service.store.events import Events, encode
 
@@ -91,9 +91,8 @@ class Runs(Events):
         self._held(lease, "update", *_pairs(fields))
 
     def add_artifact(self, lease: Lease, name: str, sha256: str, size: int) -> None:
-        """Records a stored artifact and tells it as an event; a later one of the same name replaces it."""
-        record = compact({"sha256": sha256, "size": size})
-        self._held(lease, "artifact", name, record, compact(event_data(ArtifactStored(name=name, bytes=size))))
+        """Records a stored artifact; a later one of the same name replaces it. Telling it is the run's (`append`)."""
+        self._held(lease, "artifact", name, compact({"sha256": sha256, "size": size}))
 
     def artifacts(self, task_id: str) -> list[Artifact]:
         """The task's artifacts by name."""

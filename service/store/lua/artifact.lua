@@ -1,8 +1,6 @@
--- ARGV: id, fence, name, record (JSON), event data (JSON). Returns 0, or -1 when the lease is lost.
-local id = ARGV[1]
-if not holds(id, ARGV[2]) then
+-- ARGV: id, fence, name, record (JSON). Returns 0, or -1 when the lease is lost.
+if not holds(ARGV[1], ARGV[2]) then
   return -1
 end
-redis.call('HSET', task_key(id) .. ':artifacts', ARGV[3], ARGV[4])
-offer(id, 'artifact', ARGV[5], now_ms())
+redis.call('HSET', task_key(ARGV[1]) .. ':artifacts', ARGV[3], ARGV[4])
 return 0

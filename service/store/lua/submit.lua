@@ -18,7 +18,7 @@ if workspace ~= '' then
   local record = redis.call('GET', key)
   if record then
     redis.call('PEXPIRE', key, RETENTION_MS)
-    redis.call('PEXPIRE', P .. 'ws:' .. team .. ':sha:' .. cjson.decode(record).sha256, RETENTION_MS)
+    redis.call('PEXPIRE', P .. 'uploads:' .. team .. ':' .. cjson.decode(record).sha256, RETENTION_MS)
   end
 end
 redis.call('ZADD', P .. 'tasks:' .. team, 0, id)
