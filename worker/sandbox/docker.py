@@ -19,7 +19,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from service.errors import SandboxError
 from worker.sandbox.attach import AttachTransport
 from worker.sandbox.base import BoxSpec, Sandbox
-from worker.sandbox.channel import connect
+from worker.sandbox.box import connect
 
 UID = GID = 10001
 ENTRYPOINT = ("/usr/bin/python3", "-I", "-S", "-B", "/opt/patchyard/boot.py")
