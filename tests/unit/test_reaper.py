@@ -16,6 +16,7 @@ class FakeResponse:
     def __init__(self, status_code: int) -> None:
         self.status_code = status_code
         self.reason = "because"
+        self.url = "unix://engine"
 
 
 class FakeEngine:
