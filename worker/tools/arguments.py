@@ -50,17 +50,19 @@ def _decode(text: str) -> Any:
         value, end = json.JSONDecoder(strict=False).raw_decode(text)
     except RecursionError:
         raise BadArguments("the arguments are nested too deeply") from None
-    except ValueError as broken:
+    except json.JSONDecodeError as broken:
         return _repair(text, broken)
+    except ValueError as refused:  # an integer of thousands of digits
+        raise BadArguments(f"the arguments cannot be read: {refused}") from None
     if text[end:].strip():
         raise BadArguments("the arguments hold more than one JSON value; make one call for each")
     return value
 
 
-def _repair(text: str, broken: ValueError) -> Any:
-    where = f"at character {broken.pos}" if isinstance(broken, json.JSONDecodeError) else ""
-    why = broken.msg if isinstance(broken, json.JSONDecodeError) else str(broken)
-    refusal = BadArguments(f"the arguments are not valid JSON: {why} {where}".rstrip() + ". Send them again, complete")
+def _repair(text: str, broken: json.JSONDecodeError) -> Any:
+    refusal = BadArguments(
+        f"the arguments are not valid JSON: {broken.msg} at character {broken.pos}. Send them again, complete"
+    )
     if len(text) > MAX_REPAIR_CHARS or not _complete(text):
         raise refusal
     try:
