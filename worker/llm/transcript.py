@@ -131,7 +131,6 @@ def responses(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        record = _record(line, number)
         try:
             record = _RECORD.validate_json(line)
         except ValidationError as error:

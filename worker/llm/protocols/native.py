@@ -1,0 +1,82 @@
+"""The native protocol: our conversation as a Chat Completions request with tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from worker.llm.messages import Assistant, Message, System, ToolCall, ToolResult, ToolSchema, User
+from worker.llm.sse import loads
+
+_BAD_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_UNREADABLE_SHOWN = 2_000
+"""Characters of arguments that are no JSON object which the model sees again."""
+
+
+def messages(conversation: Iterable[Message], *, echo_reasoning: bool) -> list[dict[str, Any]]:
+    """The `messages` of a request: always encodable, every call with a valid name and a JSON object.
+
+    `echo_reasoning` sends thoughts back with the tool calls they led to: some providers demand that, others
+    refuse the field. An assistant message without text and calls is left out: providers refuse it.
+    """
+    return [body for message in conversation if (body := _message(message, echo_reasoning)) is not None]
+
+
+def tools(schemas: Sequence[ToolSchema]) -> list[dict[str, Any]]:
+    """The `tools` of a request."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in schemas
+    ]
+
+
+def _message(message: Message, echo_reasoning: bool) -> dict[str, Any] | None:
+    match message:
+        case System(text):
+            return {"role": "system", "content": _encodable(text)}
+        case User(text):
+            return {"role": "user", "content": _encodable(text)}
+        case ToolResult(call_id, _, text):
+            return {"role": "tool", "tool_call_id": call_id, "content": _encodable(text)}
+        case Assistant():
+            return _assistant(message, echo_reasoning)
+
+
+def _assistant(message: Assistant, echo_reasoning: bool) -> dict[str, Any] | None:
+    text = _encodable(message.text)
+    if not message.calls:
+        return {"role": "assistant", "content": text} if text.strip() else None
+    # null, not "": some providers call an empty string an empty message.
+    body: dict[str, Any] = {"role": "assistant", "content": text or None, "tool_calls": [*map(_call, message.calls)]}
+    if echo_reasoning:
+        body["reasoning_content"] = _encodable(message.reasoning)
+    return body
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    name = _BAD_NAME.sub("_", call.name)[:64] or "unnamed"
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": _arguments(call.arguments)}}
+
+
+def _arguments(text: str) -> str:
+    """The model's own text where it is a JSON object; strict providers refuse to be sent anything else back."""
+    if not text.strip():
+        return "{}"
+    try:
+        value = loads(text)
+    except ValueError:
+        value = text
+    if value is None:
+        return "{}"
+    return _encodable(text) if isinstance(value, dict) else json.dumps({"unreadable": text[:_UNREADABLE_SHOWN]})
+
+
+def _encodable(text: str) -> str:
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode()
