@@ -139,7 +139,14 @@ def listening(app: FastAPI) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="on")
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=2,
+                lifespan="on",
+            )
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
