@@ -77,13 +77,15 @@ CASES = {
         _py(
             "for name in [b'a b', b'q\\'u\"o', b'back\\\\slash', 'caf\\u00e9 \\u30d5'.encode(), b'x b/y']:\n"
             "    open(name, 'ab').write(b'2\\n')\n"
-            "for name in [b'tab\\there', b'new\\nline', b'-dash', b'latin\\xe9', '\\U0001f680'.encode(), b' ', b'\"']:\n"
+            "odd = ['\\U0001f680'.encode(), b' ', b'\"', b':(top)x', b'*.log']\n"
+            "for name in [b'tab\\there', b'new\\nline', b'-dash', b'latin\\xe9', *odd]:\n"
             "    open(name, 'wb').write(b'new\\n')"
         ),
     ),
     "A09": Case(
         "Latin-1 and Shift-JIS text",
-        _py("open('l1','wb').write(b'# caf\\xe9\\nx = 1\\n'); open('sj','wb').write(b'\\x93\\xfa\\x96{\\n' * 3)") + _COMMIT,
+        _py("open('l1','wb').write(b'# caf\\xe9\\nx = 1\\n'); open('sj','wb').write(b'\\x93\\xfa\\x96{\\n' * 3)")
+        + _COMMIT,
         _py("open('l1','wb').write(b'# caf\\xe9\\nx = 2 # na\\xefve\\n'); open('sj','ab').write(b'\\x8c\\xea\\n')"),
     ),
     "A10": Case(
@@ -114,7 +116,8 @@ CASES = {
         "echo 1 > a.dat; echo '*.dat filter=x diff=x' > .gitattributes" + _COMMIT + "mkdir -p .git/hooks\n"
         "for k in core.fsmonitor filter.x.clean filter.x.process diff.x.textconv diff.external core.sshCommand; do\n"
         '  git config $k "touch $CANARY; cat"; done\n'
-        'for h in pre-commit post-checkout post-index-change; do printf "#!/bin/sh\\ntouch $CANARY\\n" > .git/hooks/$h\n'
+        "for h in pre-commit post-checkout post-index-change; do\n"
+        'printf "#!/bin/sh\\ntouch $CANARY\\n" > .git/hooks/$h\n'
         "chmod +x .git/hooks/$h; done",
         "echo 2 > a.dat; echo n > n",
     ),
@@ -162,7 +165,7 @@ CASES = {
     "A26": Case(
         "content that looks like a patch or a mail",
         "echo x > p" + _COMMIT,
-        r"printf -- '--- a/etc\n+++ b/etc\n@@ -1 +1 @@\n-x\n+y\ndiff --git a/q b/q\nGIT binary patch\n-- \n2.39\nFrom 0\n' > p"
+        r"printf -- '--- a/etc\n+++ b/etc\n@@ -1 +1 @@\n-x\n+y\ndiff --git a/q b/q\nGIT binary patch\nFrom 0\n' > p"
         r"; printf -- '-- \n' > sig",
     ),
     "A10b": Case(
@@ -177,7 +180,8 @@ CASES = {
     ),
     "A22b": Case(
         "repositories in folders: their files are in, their .git never",
-        "mkdir lib; cd lib; git init -q -b main .; echo x > x; git add x; git commit -qm s; cd ..; echo r > r" + _COMMIT,
+        "mkdir lib; cd lib; git init -q -b main .; echo x > x; git add x; git commit -qm s; cd ..; echo r > r"
+        + _COMMIT,
         "echo y >> lib/x; cd lib; git commit -qam t; echo z > z",
         leak=(b"Subproject",),
     ),

@@ -3,6 +3,8 @@
 The judge is git as a user runs it: the downloaded patch is applied to the extracted upload, outside any repository,
 and the two trees are compared file by file.
 """
+# Names are bytes here, which pathlib does not take.
+# ruff: noqa: PTH114, PTH115, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from export_cases import CASES
 from export_kit import Bench, shell, snapshot
 

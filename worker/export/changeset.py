@@ -28,6 +28,7 @@ from sandbox_image.toolserver.records import (
     Malformed,
     Reader,
     Record,
+    is_git_data,
     record,
 )
 from service.blobs import BlobWriter
@@ -36,7 +37,7 @@ from service.errors import PatchTooLarge
 from service.intake import Entry
 from worker.export.findings import NOT_IN_PATCH, Findings
 from worker.export.limits import ExportLimits
-from worker.export.paths import has_git_component, link_escape, refusal
+from worker.export.paths import link_escape, refusal
 
 MAX_LISTED = 300_000
 """Changed paths that a box may name: its /workspace has 200,000 inodes, an upload 50,000 entries to delete."""
@@ -197,7 +198,7 @@ class _OwnGit:
     """Where the upload itself has repository data."""
 
     def __init__(self, manifest: Mapping[bytes, Entry]) -> None:
-        self._roots = {_git_root(path) for path in manifest if has_git_component(path)}
+        self._roots = {_git_root(path) for path in manifest if is_git_data(path)}
 
     def __contains__(self, path: bytes) -> bool:
         return path in self._roots

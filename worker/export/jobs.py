@@ -28,6 +28,7 @@ from sandbox_image.toolserver.records import (
     Malformed,
     Reader,
     body,
+    is_git_data,
     packed,
     record,
 )
@@ -35,7 +36,6 @@ from service.blobs import BlobWriter
 from service.errors import ExportFailed
 from service.intake import Entry
 from worker.export.changeset import Change, added_paths
-from worker.export.paths import has_git_component
 from worker.export.tree import in_tree, kind_of
 from worker.sandbox.base import ExportReport
 
@@ -50,7 +50,7 @@ def rule_files(manifest: Mapping[bytes, Entry]) -> list[bytes]:
     return [
         path
         for path, entry in manifest.items()
-        if entry.kind == "f" and path.rpartition(b"/")[2] == b".gitignore" and not has_git_component(path)
+        if entry.kind == "f" and path.rpartition(b"/")[2] == b".gitignore" and not is_git_data(path)
     ]
 
 

@@ -47,8 +47,3 @@ def link_escape(path: bytes, target: bytes) -> str | None:
         if part.lower() == b".git":
             return "the target is repository data"
     return None
-
-
-def has_git_component(path: bytes) -> bool:
-    """Repository data of the upload, which is no part of a tree here."""
-    return b".git" in path.split(b"/")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from sandbox_image.toolserver.records import ABSENT, EXEC, FILE, LINK, TreeEntry, tree_hash
+from sandbox_image.toolserver.records import ABSENT, EXEC, FILE, LINK, TreeEntry, is_git_data, tree_hash
 from service.intake import Entry
 from worker.export.changeset import Change
 from worker.export.findings import Findings
-from worker.export.paths import has_git_component
 
 
 def in_tree(path: bytes, entry: Entry) -> bool:
     """Folders are not part of a tree, repository data neither."""
-    return entry.kind != "d" and not has_git_component(path)
+    return entry.kind != "d" and not is_git_data(path)
 
 
 def kind_of(entry: Entry) -> int:
