@@ -105,8 +105,9 @@ def _merge(catalogues: list[Catalogue]) -> Catalogue:
     models: dict[str, ModelCard] = {}
     images: dict[str, None] = {}
     for catalogue in catalogues:
-        models = {card.name: card for card in catalogue.models} | models
         images |= dict.fromkeys(catalogue.images)
+        for card in catalogue.models:
+            models.setdefault(card.name, card)
     maxima = [catalogue.maxima.model_dump() for catalogue in catalogues]
     return Catalogue(
         host=",".join(catalogue.host for catalogue in catalogues),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from store_kit import new_task
 from ulid import ULID
 
 from service.blobs import DiskBlobs
-from service.contracts import Task, TaskSpec, new_id
+from service.contracts import Task
 from service.store import Store
 
 
@@ -51,16 +51,6 @@ def raw(redis_url: str) -> Iterator[redis.Redis]:
     """The server itself, to look behind the store."""
     with redis.Redis.from_url(redis_url) as client:
         yield client
-
-
-def new_task(team: str = "red", **spec: Any) -> Task:
-    return Task(
-        id=new_id("task"),
-        team=team,
-        submitter="key_1",
-        spec=TaskSpec(**{"prompt": "mend it", **spec}),
-        created_at=datetime.now(UTC),
-    )
 
 
 @pytest.fixture

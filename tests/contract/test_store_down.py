@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import new_task
+from store_kit import new_task
 
 from service.blobs import DiskBlobs
 from service.contracts import ExitReason, Role, State

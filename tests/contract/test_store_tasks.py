@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import new_task
+from store_kit import new_task
 
 from service.contracts import (
     EnvValue,
