@@ -27,6 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rq import Queue, Worker
 from rq.exceptions import NoSuchJobError
+from rq.executions import Execution
 from rq.job import Job
 from rq.worker import WorkerStatus
 
@@ -44,6 +45,8 @@ _FIELDS = frozenset({
 })  # fmt: skip
 """What is read of a job; all else is something to import, unpickle, fetch, repeat or wait for."""
 _FAILURE_TTL_S = 60
+_MONITORING_S = 5
+"""Between a busy worker's heartbeats (docs/architecture.md)."""
 _WORKER_TTL_S = 45
 """RQ then waits 30 s for a bell at a time, and 40 s for Redis itself before it gives a dead connection up."""
 
@@ -137,6 +140,7 @@ class DoorbellWorker(Worker):
             serializer="json",
             default_result_ttl=0,
             worker_ttl=_WORKER_TTL_S,
+            job_monitoring_interval=_MONITORING_S,
             log_job_description=False,
         )
 
@@ -153,6 +157,11 @@ class DoorbellWorker(Worker):
         # Killed, not asked: a worker that is gone renews no lease, and its task is given to another.
         die_with_parent(self._parent, signal.SIGKILL)
         super().main_work_horse(job, queue)
+
+    def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
+        # RQ's worker would end, and the run with it. The run decides for itself how long it can do without Redis.
+        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            super().maintain_heartbeats(job, execution)
 
     def handle_warm_shutdown_request(self) -> None:
         super().handle_warm_shutdown_request()

@@ -105,10 +105,19 @@ def test_the_configured_admin_key_is_one_and_follows_the_configuration(store: St
     assert store.teams() == ["default"]
 
 
+def test_an_ordinary_key_s_secret_can_become_the_admin_key(store: Store) -> None:
+    _, secret = store.create_key("red", [Role.SUBMIT], "k")
+    admin = store.ensure_admin_key(secret)
+    assert store.authenticate(secret) == admin
+    assert (admin.team, admin.roles) == ("default", (Role.ADMIN,))
+    assert store.keys("red") == []
+    assert store.ensure_admin_key("another").team == "default"
+    assert store.authenticate(secret) is None
+
+
 def test_a_revoked_admin_key_lives_again_at_the_next_start(store: Store) -> None:
     key = store.ensure_admin_key("secret")
     store.revoke_key("default", key.id)
-    assert store.authenticate("secret") is None
     assert store.authenticate("secret") is None
     again = store.ensure_admin_key("secret")
     assert store.authenticate("secret") == again

@@ -303,6 +303,28 @@ def test_a_worker_outlives_a_restart_of_redis(tmp_path: Path) -> None:
             server.stop()
 
 
+def test_a_run_outlives_a_redis_that_is_away(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="py-q-") as name:
+        server = EmbeddedRedis(Path(name) / "r").start()
+        yard = Yard(server.url, tmp_path / "worker.log")
+        try:
+            yard.redis.set(f"{yard.name}:slow", 1)
+            worker = yard.start()
+            yard.bell.ring()
+            yard.until(lambda: yard.redis.llen(f"{yard.name}:working") == 1)
+            child = int(yard.redis.lindex(f"{yard.name}:working", 0))
+            server.stop()
+            time.sleep(6)  # past the worker's next heartbeat
+            server.start()
+            assert worker.poll() is None
+            assert alive(child)
+        finally:
+            for process in yard.processes:
+                process.kill()
+                process.wait()
+            server.stop()
+
+
 def test_without_redis_a_ring_fails_soon(tmp_path: Path) -> None:
     began = time.monotonic()
     bell = Doorbell(f"unix://{tmp_path}/none.sock")
