@@ -30,6 +30,17 @@ RETRY_MS = 2_000
 """What a browser waits before it reconnects."""
 MAX_PAGE = 1_000
 
+FRAME = {
+    "type": "object",
+    "description": "One server-sent event; `data` is the event as in a page of JSON.",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["id", "event", "data"],
+}
+
 _SEQ = re.compile(r"^[0-9]{1,15}\Z")
 
 router = APIRouter()
@@ -125,7 +136,7 @@ def wants_json(request: Request) -> bool:
     responses={
         200: {
             "description": "The stream, or with `Accept: application/json` a page of it",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": FRAME}},
         }
     },
 )

@@ -168,7 +168,12 @@ def _definitions() -> dict[str, Schema]:
             name: schema for name, schema in workspace["properties"].items() if name not in ("blob", "manifest", "team")
         },
     }
-    found["KeyMade"] = {"allOf": [_ref("Key"), _object(secret=STRING)]}
+    key = found["Key"]
+    found["KeyMade"] = {
+        **key,
+        "properties": {**key["properties"], "secret": {**STRING, "description": "Shown this once"}},
+        "required": [*key["required"], "secret"],
+    }
     found["Problem"] = PROBLEM
     return found
 
