@@ -43,14 +43,14 @@ def is_operator(key: Key) -> bool:
     return is_admin(key) and key.team == ADMIN_TEAM
 
 
-def submitter(key: SignedIn) -> Key:
+async def submitter(key: SignedIn) -> Key:
     """A key that may upload and submit, or 403."""
     if not is_admin(key) and Role.SUBMIT not in key.roles:
         raise Forbidden("This key may not submit: it needs the role submit or admin.")
     return key
 
 
-def admin(key: SignedIn) -> Key:
+async def admin(key: SignedIn) -> Key:
     """A key that may manage its team's keys, or 403."""
     if not is_admin(key):
         raise Forbidden("This needs the role admin.")

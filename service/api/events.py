@@ -17,11 +17,12 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
+from service import telemetry
 from service.api.parts import Parts, Use
 from service.api.schema import Closed
 from service.api.tasks import Found
 from service.contracts import TERMINAL, Task
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, RequestError
 from service.store import EventRecord
 
 HEARTBEAT_S = 15.0
@@ -44,6 +45,7 @@ FRAME = {
 _SEQ = re.compile(r"^[0-9]{1,15}\Z")
 
 router = APIRouter()
+log = telemetry.logger("api.events")
 
 
 def event_json(task_id: str, record: EventRecord) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def is_terminal(record: EventRecord) -> bool:
     return record.type == "state" and record.data.get("state") in TERMINAL
 
 
-def start_after(request: Request, after: Annotated[int, Query(ge=0, le=10**15)] = 0) -> int:
+async def start_after(request: Request, after: Annotated[int, Query(ge=0, le=10**15)] = 0) -> int:
     """Where the reader wants to go on: the header wins, because a reconnect repeats the URL it began with."""
     given = request.headers.get("last-event-id")
     if given is None:
@@ -117,12 +119,16 @@ async def follow(use: Parts, task: Task, after: int) -> AsyncIterator[Sequence[E
 async def frames(use: Parts, task: Task, after: int) -> AsyncIterator[bytes]:
     """The stream on the wire."""
     yield format_sse_event(comment="patchyard", retry=RETRY_MS)
-    async for batch in follow(use, task, after):
-        if not batch:
-            yield KEEPALIVE_COMMENT
-        for record in batch:
-            text = json.dumps(event_json(task.id, record), ensure_ascii=False)
-            yield format_sse_event(data_str=text, event=record.type, id=str(record.seq))
+    try:
+        async for batch in follow(use, task, after):
+            if not batch:
+                yield KEEPALIVE_COMMENT
+            for record in batch:
+                text = json.dumps(event_json(task.id, record), ensure_ascii=False)
+                yield format_sse_event(data_str=text, event=record.type, id=str(record.seq))
+    except RequestError as error:
+        # The answer has begun, so all that is left is to end it; the client comes back and is told then.
+        log.warning("stream_ended", task=task.id, code=error.code)
 
 
 def wants_json(request: Request) -> bool:

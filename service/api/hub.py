@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from service import telemetry
-from service.errors import Unavailable
+from service.errors import RequestError, Unavailable
 from service.store import EventRecord, Store
 
 BLOCK_MS = 200
@@ -81,6 +81,9 @@ class EventHub:
     def close(self) -> None:
         """Ends every viewer and the thread; safe from a signal handler's turn of the loop, and twice."""
         self._closing.set()
+        self._end_viewers()
+
+    def _end_viewers(self) -> None:
         with self._changed:
             viewers = [viewer for watched in self._watched.values() for viewer in watched]
             self._changed.notify_all()
@@ -126,6 +129,11 @@ class EventHub:
             except Unavailable:
                 log.warning("store_unavailable")
                 self._closing.wait(PAUSE_S)
+                continue
+            except RequestError:
+                # One task's archive cannot be read. All streams end here and begin again, where its own one fails.
+                log.exception("events_unreadable")
+                self._end_viewers()
                 continue
             with self._changed:
                 for task, records in found.items():

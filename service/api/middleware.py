@@ -55,8 +55,7 @@ class _Exchange:
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            self._unread = False
+        self._unread = message["type"] == "http.request" and message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:

@@ -28,8 +28,8 @@ class Parts:
     upload_slots: asyncio.Semaphore
 
 
-def parts(request: Request) -> Parts:
-    """The parts of the app that answers this request."""
+async def parts(request: Request) -> Parts:
+    """The parts of the app that answers this request. (A dependency that waits for nothing is async: no thread.)"""
     found: Parts = request.app.state.parts
     return found
 

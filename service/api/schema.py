@@ -126,7 +126,7 @@ class Closed:
         self._later = later or {}
         self._later_headers = later_headers
 
-    def __call__(self, request: Request) -> None:
+    async def __call__(self, request: Request) -> None:
         unknown: list[dict[str, str]] = []
         later: list[dict[str, str]] = []
         names = [name for name, _ in request.query_params.multi_items()]

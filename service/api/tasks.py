@@ -65,7 +65,7 @@ class _Submission:
 
     async def workspace(self, data: bytes | None) -> None:
         self.has_workspace = True
-        if self._upload.size > self._use.settings.max_upload_bytes:
+        if self._upload.received + len(data or b"") > self._use.settings.max_upload_bytes:
             limit = self._use.settings.max_upload_bytes
             raise TooLarge(f"The archive may have at most {limit} bytes.", extra={"limit_bytes": limit})
         await self._upload.take(data)

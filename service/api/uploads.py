@@ -41,6 +41,11 @@ class Upload:
             await run_in_threadpool(self.scratch.write, piece)
 
     @property
+    def received(self) -> int:
+        """Bytes so far, those included that are not yet in the file."""
+        return self.scratch.ref.size + len(self._held)
+
+    @property
     def sha256(self) -> str:
         return self.scratch.ref.sha256
 

@@ -176,8 +176,8 @@ CLOSED = Closed("limit", later={"dry_run": "false", "state": None}, later_header
 
 
 @pytest.mark.parametrize("query", ["", "limit=3", "dry_run=false", "limit=3&dry_run=false"])
-def test_known_parameters_and_defaults_pass(query: str) -> None:
-    CLOSED(asked(query))
+async def test_known_parameters_and_defaults_pass(query: str) -> None:
+    await CLOSED(asked(query))
 
 
 @pytest.mark.parametrize(
@@ -189,16 +189,16 @@ def test_known_parameters_and_defaults_pass(query: str) -> None:
         ("state=queued", "/state", "not_available"),
     ],
 )
-def test_other_parameters_are_refused_by_name(query: str, pointer: str, code: str) -> None:
+async def test_other_parameters_are_refused_by_name(query: str, pointer: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        CLOSED(asked(query))
+        await CLOSED(asked(query))
     assert caught.value.code == code
     assert {(item["pointer"], item["in"]) for item in caught.value.errors or []} == {(pointer, "query")}
 
 
-def test_a_header_of_a_later_version_is_refused() -> None:
+async def test_a_header_of_a_later_version_is_refused() -> None:
     with pytest.raises(NotAvailable) as caught:
-        CLOSED(asked("", Idempotency_Key="1"))
+        await CLOSED(asked("", Idempotency_Key="1"))
     assert caught.value.errors == [
         {
             "pointer": "/Idempotency-Key",
