@@ -178,6 +178,7 @@ CASES = {
         "echo a > a" + _COMMIT,
         "echo '*' > .gitignore; echo b > b",
     ),
+    "A20c": Case("rules that match nothing new", "echo '*.log' > .gitignore; echo a > a", "echo b > b; echo c >> a"),
     "A22b": Case(
         "repositories in folders: their files are in, their .git never",
         "mkdir lib; cd lib; git init -q -b main .; echo x > x; git add x; git commit -qm s; cd ..; echo r > r"

@@ -60,6 +60,9 @@ _PATCH = ("-p", "--binary", "--full-index", "--src-prefix=a/", "--dst-prefix=b/"
 _FIELDS = 4
 """Of one answer of `git check-ignore --verbose`: source, line, pattern, path."""
 
+_NONE_IGNORED = 1
+"""Status of `git check-ignore` when no path matched."""
+
 
 class Job(Protocol):
     def read(self, size: int, /) -> bytes:
@@ -152,20 +155,21 @@ class _Git:
                 env={**self._environment, **more},
             )
 
-    def end(self, process: subprocess.Popen[bytes], what: str) -> None:
-        if process.wait() != 0:
+    def end(self, process: subprocess.Popen[bytes], what: str, *, fine: int = 0) -> None:
+        """Waits for it; GitFailed for a status other than 0 and `fine`."""
+        if process.wait() not in (0, fine):
             words = self._log.read_bytes()[-500:].decode("utf-8", "replace").strip()
             raise GitFailed(f"{what} failed with status {process.returncode}: {words}")
 
-    def lines(self, process: subprocess.Popen[bytes], what: str) -> Iterator[bytes]:
-        """The NUL-ended fields that it prints."""
+    def fields(self, process: subprocess.Popen[bytes], what: str, *, fine: int = 0) -> Iterator[bytes]:
+        """The NUL-ended fields that it prints; statuses as for `end`."""
         assert process.stdout is not None  # noqa: S101
         rest = b""
         with process.stdout as output:
             while block := output.read(CHUNK):
                 *fields, rest = (rest + block).split(b"\0")
                 yield from fields
-        self.end(process, what)
+        self.end(process, what, fine=fine)
 
 
 def _ignored(reader: Reader, git: _Git) -> Iterator[bytes]:
@@ -194,7 +198,7 @@ def _ignored(reader: Reader, git: _Git) -> Iterator[bytes]:
             stdin=paths, stdout=subprocess.PIPE, cwd=tree,
         )  # fmt: skip
         pattern = b""
-        for number, field in enumerate(git.lines(process, "git check-ignore")):
+        for number, field in enumerate(git.fields(process, "git check-ignore", fine=_NONE_IGNORED)):
             if number % _FIELDS == _FIELDS - 2:
                 pattern = field
             elif number % _FIELDS == _FIELDS - 1:
@@ -218,7 +222,7 @@ def _patch(reader: Reader, git: _Git, limit: int, report: dict[str, Any]) -> Ite
     process = git.start(
         f"--git-dir={git.repository}", *_TREE_DIFF, "--numstat", "-z", "old", "new", stdout=subprocess.PIPE
     )
-    for field in git.lines(process, "git diff-tree --numstat"):
+    for field in git.fields(process, "git diff-tree --numstat"):
         added, deleted, path = field.split(b"\t", 2)
         yield record(STAT, path, aux=added + b" " + deleted)
 
