@@ -264,12 +264,11 @@ def test_edit_file_says_how_often_it_replaced() -> None:
     assert all_of_them == Answer("Edited a: 2 replacements")
 
 
-def test_an_edit_that_is_not_unique_names_the_lines() -> None:
+def test_an_edit_that_is_not_unique_says_what_to_do() -> None:
     toolbox = toolbox_over(MemoryBox({"/workspace/a": b"foo\nbar\nfoo\n"}))
     _, answer = use(toolbox, "edit_file", {"path": "a", "old": "foo", "new": "x"})
     assert answer == Answer(
-        "Error: the text is more than once in a (at lines 1, 3); give more lines around it, or replace_all=true",
-        "not_unique",
+        "Error: more than once; give more lines around it to make it unique, or replace_all=true", "not_unique"
     )
 
 
@@ -278,8 +277,7 @@ def test_an_edit_that_differs_in_whitespace_shows_the_place() -> None:
     _, answer = use(toolbox, "edit_file", {"path": "a", "old": "if x:\n    return 1\n", "new": ""})
     shown = "     1\ta\n     2\tif x:\n     3\t\treturn 1\n     4\tb\n     5\tc"
     assert answer == Answer(
-        "Error: the text is in a only with other whitespace; copy it exactly as it stands there\n"
-        + data(toolbox, shown),
+        "Error: not there; it is there only with other whitespace, copy it exactly\n" + data(toolbox, shown),
         "no_match",
     )
 
@@ -289,7 +287,7 @@ def test_an_edit_that_misses_shows_the_nearest_places() -> None:
     toolbox = toolbox_over(MemoryBox({"/workspace/a": content}))
     _, answer = use(toolbox, "edit_file", {"path": "a", "old": "def total(self, basket):", "new": ""})
     assert answer.error == "no_match"
-    assert answer.text.startswith("Error: the text is not in a; these places come nearest\n")
+    assert answer.text.startswith("Error: not there; these places come nearest\n")
     assert "     4\tdef total(basket):" in answer.text
 
 
@@ -302,7 +300,7 @@ def test_composed_and_decomposed_letters_are_near() -> None:
 def test_an_edit_with_nothing_near_says_so() -> None:
     toolbox = toolbox_over(MemoryBox({"/workspace/a": b"abc"}))
     _, answer = use(toolbox, "edit_file", {"path": "a", "old": "zzz", "new": "y"})
-    assert answer == Answer("Error: the text is not in a, nor anything like it; read the file again", "no_match")
+    assert answer == Answer("Error: not there; nothing in the file is like it, read it again", "no_match")
 
 
 def test_lists_show_kinds_and_escape_names() -> None:

@@ -24,34 +24,33 @@ def run(session: Session, arguments: Arguments) -> Answer:
         result = session.sandbox.edit(path, old, new, replace_all=arguments.get("replace_all", False))
     except ToolFailure as refused:
         if refused.code == "no_match":
-            return _no_match(session, path, old)
+            return _no_match(session, path, old, refused.message)
         if refused.code == "not_unique":
-            return _not_unique(session, path, old)
+            more = "give more lines around it to make it unique, or replace_all=true"
+            return failure(refused.code, f"{refused.message}; {more}")
         raise
     count = result.replacements
     return Answer(f"Edited {name}: {count} replacement{'' if count == 1 else 's'}")
+
+
+def _no_match(session: Session, path: str, old: str, message: str) -> Answer:
+    lines = _content(session, path)
+    wanted = [line.strip() for line in old.strip("\r\n").split("\n")]
+    stripped = [line.strip() for line in lines]
+    same = [at for at in range(len(lines) - len(wanted) + 1) if stripped[at : at + len(wanted)] == wanted]
+    if same and any(wanted):
+        reason = f"{message}; it is there only with other whitespace, copy it exactly"
+        return failure("no_match", reason, _places(session, lines, same[:CANDIDATES], len(wanted)))
+    near = _nearest(stripped, wanted)
+    if near:
+        return failure("no_match", f"{message}; these places come nearest", _places(session, lines, near, len(wanted)))
+    return failure("no_match", f"{message}; nothing in the file is like it, read it again")
 
 
 def _content(session: Session, path: str) -> list[str]:
     data = session.sandbox.read(path, limit=SCANNED_BYTES).data
     lines = text.decode(data).removeprefix("\ufeff").replace("\r\n", "\n").replace("\0", "\\x00").split("\n")
     return lines[:SCANNED_LINES]
-
-
-def _no_match(session: Session, path: str, old: str) -> Answer:
-    name = text.show_path(path)
-    lines = _content(session, path)
-    wanted = [line.strip() for line in old.strip("\r\n").split("\n")]
-    stripped = [line.strip() for line in lines]
-    same = [at for at in range(len(lines) - len(wanted) + 1) if stripped[at : at + len(wanted)] == wanted]
-    if same:
-        reason = f"the text is in {name} only with other whitespace; copy it exactly as it stands there"
-        return failure("no_match", reason, _places(session, lines, same[:CANDIDATES], len(wanted)))
-    near = _nearest(stripped, wanted)
-    if near:
-        reason = f"the text is not in {name}; these places come nearest"
-        return failure("no_match", reason, _places(session, lines, near, len(wanted)))
-    return failure("no_match", f"the text is not in {name}, nor anything like it; read the file again")
 
 
 def _nearest(stripped: list[str], wanted: list[str]) -> list[int]:
@@ -73,23 +72,6 @@ def _nearest(stripped: list[str], wanted: list[str]) -> list[int]:
 def _triples(line: str) -> set[str]:
     folded = unicodedata.normalize("NFKC", line[:LINE_CHARS]).casefold()
     return {folded[at : at + 3] for at in range(max(1, len(folded) - 2))} - {""}
-
-
-def _not_unique(session: Session, path: str, old: str) -> Answer:
-    name = text.show_path(path)
-    content = "\n".join(_content(session, path))
-    needle = old.replace("\r\n", "\n")
-    numbers: list[int] = []
-    at = content.find(needle)
-    while at >= 0 and len(numbers) <= 20:
-        numbers.append(content.count("\n", 0, at) + 1)
-        at = content.find(needle, at + 1)
-    listed = ", ".join(map(str, numbers[:20])) + (" and more" if len(numbers) > 20 else "")
-    where = f" (at lines {listed})" if len(numbers) > 1 else ""
-    return failure(
-        "not_unique",
-        f"the text is more than once in {name}{where}; give more lines around it, or replace_all=true",
-    )
 
 
 def _places(session: Session, lines: list[str], starts: list[int], height: int) -> str:
