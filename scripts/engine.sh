@@ -40,12 +40,17 @@ fi
 command -v dockerd >/dev/null || apt_install docker.io iptables
 command -v docker >/dev/null || apt_install docker-cli # a package of its own since Debian 13
 if ! version=$(answers) && ! alive /var/run/docker.pid && ! alive "$pidfile"; then
-  # dockerd waits 15 s for a containerd whose pid file outlived it
-  alive /var/run/docker/containerd/containerd.pid || rm -f /var/run/docker/containerd/containerd.pid
-  rm -f "$pidfile"
-  say "starting a Docker engine (log: $log)"
-  setsid -f dockerd --host "unix://$socket" --exec-root /var/run/docker --pidfile "$pidfile" \
-    </dev/null >>"$log" 2>&1 8>&- 9>&-
+  if [ -d /run/systemd/system ] && systemctl cat docker.service >/dev/null 2>&1; then
+    say "starting docker.service"
+    systemctl start docker.service </dev/null >/dev/null 2>&1 8>&- 9>&- || die "it did not start: see 'journalctl -u docker'"
+  else
+    # dockerd waits 15 s for a containerd whose pid file outlived it
+    alive /var/run/docker/containerd/containerd.pid || rm -f /var/run/docker/containerd/containerd.pid
+    rm -f "$pidfile"
+    say "starting a Docker engine (log: $log)"
+    setsid -f dockerd --host "unix://$socket" --exec-root /var/run/docker --pidfile "$pidfile" \
+      </dev/null >>"$log" 2>&1 8>&- 9>&-
+  fi
 fi
 for _ in $(seq 300); do
   if version=$(answers); then
