@@ -21,7 +21,9 @@ import httpx
 import pytest
 from api_kit import ADMIN, TAR, Api, catalogue, serving, wait_until
 
+from service.api import middleware
 from service.embedded import EmbeddedRedis
+from service.events import TextDelta
 from service.store import Store
 
 MIB = 1 << 20
@@ -366,3 +368,49 @@ def _alive(url: str) -> bool:
         return httpx.get(f"{url}/healthz", timeout=1).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_an_archive_part_has_the_same_cap(redis_url: str, tmp_path: Path) -> None:
+    with serving(redis_url, tmp_path, max_upload_bytes=MIB) as api:
+        files = {"task": (None, '{"prompt": "a", "model": "demo"}'), "workspace": ("x", bytes(MIB + 1))}
+        body = problem(api.client().post("/v1/tasks", files=files), 413, "too_large")
+        assert body["limit_bytes"] == MIB
+        files["task"] = (None, json.dumps({"prompt": "x" * 2 * MIB}))
+        problem(api.client().post("/v1/tasks", files=files), 413, "too_large")
+        assert leftovers(api) == []
+
+
+def test_more_requests_than_can_be_answered_get_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_IN_FLIGHT", 1)
+    task = api.submit()["id"]
+    with api.client().stream("GET", f"/v1/tasks/{task}/events") as viewer:
+        lines = viewer.iter_lines()
+        next(lines)
+        problem(api.client().get("/v1/tasks"), 503, "busy")
+        assert api.client().get("/healthz").status_code == 200
+    wait_until(lambda: api.client().get("/v1/tasks").status_code == 200)
+
+
+def test_a_defect_of_ours_is_a_problem_without_its_cause(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("secret detail")
+
+    monkeypatch.setattr(api.store, "tasks", broken)
+    answer = api.client().get("/v1/tasks")
+    assert problem(answer, 500, "internal_error")["request_id"] == answer.headers["x-request-id"]
+    assert "secret detail" not in answer.text
+
+
+def test_a_stream_whose_archive_is_lost_ends_and_the_others_go_on(api: Api) -> None:
+    api.submit()
+    broken = api.claim()
+    api.store.append_many(broken, [TextDelta(str(number)) for number in range(1_500)])
+    for blob in api.settings.blob_dir.glob("??/*"):
+        blob.unlink()
+    api.submit()
+    sound = api.claim()
+    with api.client().stream("GET", f"/v1/tasks/{broken.task_id}/events") as answer:
+        assert [line for line in answer.iter_lines() if line.startswith("id:")] == []
+    threading.Timer(0.3, api.finish, (sound,)).start()
+    with api.client().stream("GET", f"/v1/tasks/{sound.task_id}/events") as answer:
+        assert [line for line in answer.iter_lines() if line.startswith("id:")] == ["id: 1", "id: 2", "id: 3"]
