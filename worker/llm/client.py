@@ -120,7 +120,8 @@ class ChatModel:
     def _retried(self, body: dict[str, Any], tokens: int, taken: frozenset[str], deadline: float) -> Steps[Reply]:
         """One whole reply, asked for again while the failure is transient and time is left."""
         policy = stamina.retry_context(
-            on=Transient,
+            # Zero: stamina cannot be woken from a sleep by `abort`, so it counts and computes; the waiting is ours.
+            on=lambda error: 0.0 if isinstance(error, Transient) else False,
             attempts=ATTEMPTS,
             timeout=None,
             wait_initial=WAIT_INITIAL_S,
@@ -133,7 +134,6 @@ class ChatModel:
             except Transient as error:
                 failure = error
             if attempt.num < ATTEMPTS:
-                # stamina cannot be woken from its sleep by `abort`: it counts and computes, the waiting is ours.
                 pause = failure.retry_after_s
                 if pause is None:
                     pause = attempt.next_wait + (random.uniform(0, JITTER_S) if attempt.next_wait else 0)  # noqa: S311
