@@ -30,13 +30,23 @@ def run(session: Session, arguments: Arguments) -> Answer:
         return failure("bad_range", f"{name} has {len(lines)} lines, line {start} is past its end")
     if end < start:
         return failure("bad_range", f"end ({end}) is before start ({start})")
-    wanted = lines[start - 1 : end]
-    numbered = [f"{start + offset:>6}\t{_short(line)}" for offset, line in enumerate(wanted)]
-    shown = text.lines_within(numbered, text.BODY_CHARS - len(name))
+    shown = _numbered(lines[start - 1 : end], start, text.BODY_CHARS - len(name))
     return Answer(
-        f"{name}{_notes(content)}\n{session.block(chr(10).join(numbered[:shown]))}\n"
-        f"{_where(start, start + shown - 1, len(lines), content)}"
+        f"{name}{_notes(content)}\n{session.block(chr(10).join(shown))}\n"
+        f"{_where(start, start + len(shown) - 1, len(lines), content)}"
     )
+
+
+def _numbered(lines: list[str], start: int, room: int) -> list[str]:
+    """As many of the lines, with their numbers, as fit into `room` characters."""
+    shown = []
+    for number, line in enumerate(lines, start):
+        shown.append(f"{number:>6}\t{_short(line)}")
+        room -= len(shown[-1]) + 1
+        if room < 0:
+            shown.pop()
+            break
+    return shown
 
 
 def _lines(data: bytes) -> list[str]:
