@@ -6,6 +6,7 @@ Every secret is also read from the file that `<NAME>_FILE` names (compose secret
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,22 @@ class ServiceSettings(SharedSettings):
     @property
     def admin_key_file(self) -> Path:
         return self.data_dir / "admin.key"
+
+
+_HARMLESS = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SSL_CERT_")
+_FOR_WORKERS = "PATCHYARD_MODEL"
+
+
+def child_environment(changes: Mapping[str, str], *, model_keys: bool) -> dict[str, str]:
+    """The environment for a process that we start: ours with `changes`.
+
+    Without `model_keys` only what no key can hide in is passed on: the API has no business with them.
+    """
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if model_keys
+        or name.startswith(_HARMLESS)
+        or (name.startswith("PATCHYARD_") and not name.startswith(_FOR_WORKERS))
+    }
+    return passed | dict(changes)
