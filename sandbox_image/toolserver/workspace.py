@@ -230,10 +230,10 @@ def _fields(block: bytes) -> tuple[bytes, int, int]:
 
 
 def _octal(field: bytes) -> int:
-    try:
-        return int(field.rstrip(b"\0 ") or b"x", 8)
-    except ValueError as error:
-        raise _malformed("a number that is not octal") from error
+    digits = field.rstrip(b"\0 ")
+    if not digits or digits.strip(b"01234567"):  # int() alone would take signs, blanks and underscores
+        raise _malformed("a number that is not octal")
+    return int(digits, 8)
 
 
 def _text(field: bytes) -> bytes:
