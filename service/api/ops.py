@@ -50,9 +50,7 @@ def _degraded(use: Parts) -> list[str]:
     if not engines:
         reasons.append("no keeper reports a Docker engine; queued tasks wait")
     reasons += [
-        f"the engine of {engine['host']} does not answer: {engine['engine']}"
-        for engine in engines
-        if not engine.get("engine_ok")
+        f"the engine of {engine['host']} does not answer: {engine['engine']}" for engine in engines if not engine["ok"]
     ]
     return reasons
 

@@ -342,12 +342,12 @@ def test_readiness_says_why_tasks_would_wait(api: Api) -> None:
         ],
     }
     api.store.heartbeat_worker("w1")
-    api.store.heartbeat_keeper("host-a", {"engine_ok": False, "engine": "connection refused"})
+    api.store.heartbeat_keeper("host-a", {"ok": False, "engine": "connection refused"})
     assert client.get("/readyz").json() == {
         "status": "degraded",
         "reasons": ["the engine of host-a does not answer: connection refused"],
     }
-    api.store.heartbeat_keeper("host-a", {"engine_ok": True, "engine": "Docker 20.10"})
+    api.store.heartbeat_keeper("host-a", {"ok": True, "engine": "Docker 20.10"})
     assert client.get("/readyz").json() == {"status": "ok", "reasons": []}
 
 
