@@ -80,7 +80,7 @@ def test_done_completes_a_run_that_used_a_tool() -> None:
     ]  # fmt: skip
     assert told[1] == ToolStarted("c0", "bash", {"command": "ls"}, 1)
     assert isinstance(told[3], ToolFinished)
-    assert (told[3].tool, told[3].ok, told[3].summary) == ("bash", True, answer)
+    assert (told[3].tool, told[3].ok, told[3].summary) == ("bash", True, "a\n[exit 0]")
 
 
 def test_a_final_message_after_tools_completes_too() -> None:

@@ -46,7 +46,8 @@ def carry_out(
         yield _started(call, prepared, turn)
         answer = prepared if isinstance(prepared, Answer) else (yield from toolbox.execute(prepared))
         duration_ms = round((time.monotonic() - started) * 1_000)
-        yield ToolFinished(call.id, _name(call, prepared), answer.ok, answer.text[:SUMMARY_CHARS], duration_ms)
+        summary = toolbox.unmarked(answer.text)[:SUMMARY_CHARS]
+        yield ToolFinished(call.id, _name(call, prepared), answer.ok, summary, duration_ms)
         repetition.saw(_signature(call, prepared), answer.text, answer.error)
         told = f"{reminder}\n{answer.text}" if reminder else answer.text
         reminder = ""

@@ -46,6 +46,10 @@ class Toolbox:
         """The tag around untrusted text in every answer; the prompt explains it to the model."""
         return self._session.marker
 
+    def unmarked(self, answer: str) -> str:
+        """An answer as people read it, without the tags."""
+        return answer.replace(f"<{self.marker}>\n", "").replace(f"\n</{self.marker}>", "")
+
     @property
     def finished(self) -> str | None:
         """The summary the model gave to `done`, None before."""
