@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import structlog
 
 from service.contracts import ExitReason, PatchFile, PatchInfo, Phase, State, Task, TaskError, TaskSpec, Workspace
-from service.errors import LeaseLost, NotFound, PatchTooLarge, RunError, SandboxError, WorkspaceError
-from service.events import Event
+from service.errors import LeaseLost, NotFound, PatchTooLarge, RunError, SandboxError, Stopped, WorkspaceError
+from service.events import ArtifactStored, Event
 from service.intake import Entry, Manifest
 from service.seal import SealError
 from service.store import Lease, Store
@@ -163,6 +163,7 @@ class Journal:
     def add_artifact(self, name: str, chunks: Iterable[bytes]) -> None:
         ref = self._blobs.put(chunks)
         self._store.add_artifact(self._lease, name, ref.sha256, ref.size)
+        self.append(ArtifactStored(name, ref.size))
 
 
 class Run:
@@ -192,9 +193,19 @@ class Run:
             except (HandedBack, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001 - the one place where any failure becomes a final state
-                ending = ending_of_error(error, self._masker)
+                ending = ending_of_error(self._cause(error), self._masker)
             self._control.check_lease()
             return self._exported(box, ending)
+
+    def _cause(self, error: Exception) -> Exception:
+        """Why it really ended: what a stop interrupts fails in its own way, only Control knows the reason."""
+        try:
+            self._control.check()
+        except (HandedBack, LeaseLost):
+            raise
+        except Stopped as stopped:
+            return stopped
+        return error
 
     def _unseal(self) -> None:
         """Brings the env values back; from here on they, and the model's key, are masked wherever people look."""
@@ -273,7 +284,8 @@ class Run:
             transcript = Transcript(folder / "transcript.jsonl", mask=self._masker.text)
             stack.callback(self._store_transcript, folder / "transcript.jsonl")
             stack.enter_context(transcript)
-            model = stack.enter_context(open_model(profile, record=transcript.exchange))
+            client = self._parts.clients.get(profile.name)
+            model = stack.enter_context(open_model(profile, client=client, record=transcript.exchange))
             toolbox = build_toolbox(
                 box,
                 env=self._spec.env_for("agent"),

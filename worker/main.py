@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -30,6 +31,7 @@ from service.store import Store
 from service.telemetry import configure_logging
 from worker import job
 from worker.keeper import HEARTBEAT_S, Keeper
+from worker.llm.connection import connect, warm
 from worker.llm.profiles import ProfileError
 from worker.parts import Parts, build_parts
 from worker.settings import WorkerSettings
@@ -125,7 +127,10 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
 
 def work(parts: Parts, name: str) -> int:
     """Answers bells until SIGTERM. Everything a run needs is imported and built before the first fork."""
-    job.warm(parts)
+    clients = {profile.name: connect(profile) for profile in parts.profiles.values()}
+    for profile in parts.profiles.values():
+        warm(profile)
+    job.warm(replace(parts, clients=clients))
     DoorbellWorker.over(parts.settings.redis_url.get_secret_value(), name=name).work(logging_level=None)
     return 0
 

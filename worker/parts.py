@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import openai
 
 from service.blobs import DiskBlobs
 from service.queue import Doorbell
@@ -22,7 +25,9 @@ class Parts:
     sealer: Sealer
     doorbell: Doorbell
     provider: DockerProvider
-    profiles: dict[str, Profile]
+    profiles: Mapping[str, Profile]
+    clients: Mapping[str, openai.OpenAI] = field(default_factory=dict)
+    """By profile name, made before a fork: a TLS context costs more than the fork itself."""
 
 
 def build_parts(settings: WorkerSettings) -> Parts:
