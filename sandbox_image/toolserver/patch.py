@@ -57,6 +57,20 @@ _TREE_DIFF = (
     "diff-tree", "-r", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
 )  # fmt: skip
 _PATCH = ("-p", "--binary", "--full-index", "--src-prefix=a/", "--dst-prefix=b/")
+_CONFIG = f"""[core]
+\trepositoryformatversion = 0
+\tbare = true
+\tfsync = none
+\tfilemode = true
+\tsymlinks = true
+\tattributesFile = {os.devnull}
+\texcludesFile = {os.devnull}
+[pack]
+\tcompression = 0
+[fastimport]
+\tunpackLimit = 0
+"""
+"""Objects live for one comparison: not compressed (the patch's binary parts are), not synced, never made loose."""
 _FIELDS = 4
 """Of one answer of `git check-ignore --verbose`: source, line, pattern, path."""
 
@@ -131,10 +145,7 @@ class _Git:
         for folder in ("objects/info", "refs/heads"):
             (self.repository / folder).mkdir(parents=True)
         (self.repository / "HEAD").write_text("ref: refs/heads/none\n")
-        (self.repository / "config").write_text(
-            "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tfsync = none\n\tcompression = 0\n"
-            f"\tattributesFile = {os.devnull}\n\texcludesFile = {os.devnull}\n\tfilemode = true\n\tsymlinks = true\n"
-        )
+        (self.repository / "config").write_text(_CONFIG)
 
     def start(
         self,

@@ -60,8 +60,10 @@ class Server:
         os.set_blocking(sink, False)
 
     def run(self) -> None:
-        while not (self._ending and not self._out):
+        while True:
             self._send()
+            if self._ending and not self._out:
+                return
             self._wait()
             if self._past_guard():
                 return
