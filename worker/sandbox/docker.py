@@ -7,6 +7,7 @@ option is there); `DockerProvider` creates, attaches, starts and removes.
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -141,7 +142,16 @@ def engine_errors(doing: str) -> Iterator[None]:
 def engine_client(url: str, timeout_s: float) -> docker.APIClient:
     """A connected low-level client; every call through it ends after `timeout_s`."""
     with engine_errors(f"connecting to {url}"):
+        if url.startswith("unix://"):
+            _knock(url.removeprefix("unix://"), timeout_s)
         return docker.APIClient(base_url=url, version="auto", timeout=timeout_s)
+
+
+def _knock(path: str, timeout_s: float) -> None:
+    """Raises OSError when nobody listens there; docker-py would too, but leave its socket open for the collector."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(timeout_s)
+        knock.connect(path)
 
 
 @dataclass(frozen=True, slots=True)
