@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ TERMINAL = {"succeeded", "failed", "cancelled"}
 
 
 class Deployment:
-    """Use as a context manager; `client` speaks as the admin of team `default`."""
+    """Alive inside `running()`; `client` speaks as the admin of team `default`."""
 
     def __init__(self, folder: Path, *, label: str, image: str, workers: int = 2, docker_url: str = "") -> None:
         self.folder = folder
@@ -34,27 +35,30 @@ class Deployment:
         self.models = folder / "models.toml"
         self.models.touch()
         self._redis = EmbeddedRedis(folder / "redis")
-        self._extra = {"PATCHYARD_SANDBOX_IMAGE": image, "PATCHYARD_WORKERS": str(workers)}
+        self.extra = {"PATCHYARD_SANDBOX_IMAGE": image, "PATCHYARD_WORKERS": str(workers)}
         if docker_url:
-            self._extra["PATCHYARD_DOCKER_URL"] = docker_url
+            self.extra["PATCHYARD_DOCKER_URL"] = docker_url
         self.readiness = "no answer yet"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.client = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, timeout=70, trust_env=False
         )
 
-    def __enter__(self) -> Deployment:
-        self._redis.start()
-        self.start("api")
-        self.start("worker")
-        self.until(self._ready, 30, "the deployment to be ready")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.client.close()
-        for name in ("api", "worker"):
-            self.stop(name)
-        self._redis.stop()
+    @contextmanager
+    def running(self, *, until_ready: bool = True) -> Iterator[None]:
+        """Everything started, and stopped at the end, whatever happens in between."""
+        try:
+            self._redis.start()
+            self.start("api")
+            self.start("worker")
+            if until_ready:
+                self.until(self.ready, 60, "the deployment to be ready")
+            yield
+        finally:
+            self.client.close()
+            for name in ("api", "worker"):
+                self.stop(name)
+            self._redis.stop()
 
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PATCHYARD_", "OPENAI_"))}
@@ -65,7 +69,7 @@ class Deployment:
             "PATCHYARD_PORT": str(self.port),
             "PATCHYARD_DEPLOYMENT": self.label,
             "PATCHYARD_MODELS": str(self.models),
-            **self._extra,
+            **self.extra,
         }
 
     def start(self, name: str) -> None:
@@ -108,13 +112,16 @@ class Deployment:
                 raise AssertionError(f"waited {timeout_s:g} s for {what} ({self.readiness})\n{logs}")
             time.sleep(0.1)
 
-    def _ready(self) -> bool:
+    def readyz(self) -> dict[str, Any]:
         try:
             answer = self.client.get("/readyz")
         except httpx.TransportError:
-            return False
+            return {}
         self.readiness = answer.text
-        return bool(answer.json().get("status") == "ok")
+        return dict(answer.json())
+
+    def ready(self) -> bool:
+        return self.readyz().get("status") == "ok"
 
     def submit(self, archive: bytes | None, *, key: str = "", **task: Any) -> dict[str, Any]:
         files: dict[str, Any] = {"task": (None, json.dumps({"prompt": "Do it.", **task}), "application/json")}
@@ -148,7 +155,15 @@ class Deployment:
 
     def containers(self) -> list[str]:
         """Names of this deployment's containers, also stopped ones."""
-        command = ["docker", "ps", "-a", "--filter", f"label=patchyard.deployment={self.label}", "--format", "{{.Names}}"]
+        command = [
+            "docker",
+            "ps",
+            "-a",
+            "--filter",
+            f"label=patchyard.deployment={self.label}",
+            "--format",
+            "{{.Names}}",
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
     def script(self, name: str, steps: Sequence[tuple[str, Mapping[str, Any]]], final: str = "All done.") -> None:
@@ -172,7 +187,8 @@ def write_recording(path: Path, steps: Sequence[tuple[str, Mapping[str, Any]]], 
     replies = [call(number, *step) for number, step in enumerate(steps)]
     replies.append([chunk({"content": final}), chunk({}, "stop"), "[DONE]"])
     lines = [
-        json.dumps({"kind": "response", "n": n, "outcome": "used", "lines": reply}) for n, reply in enumerate(replies, 1)
+        json.dumps({"kind": "response", "n": n, "outcome": "used", "lines": reply})
+        for n, reply in enumerate(replies, 1)
     ]
     path.write_text("\n".join(lines) + "\n")
 
