@@ -271,6 +271,46 @@ def test_fifty_thousand_files_are_too_many_unless_ignored(tmp_path: Path) -> Non
     assert caught.value.files[0] == {"path": "work", "bytes": 2}
 
 
+_HOSTILE_TREE = r"""
+mkdir closed; echo inside > closed/f; chmod 0 closed; echo secret > none; chmod 0 none; mkfifo ff; ln none hard
+ln -s /proc/1/root pr; ln -s . self; mkdir empty; ln -s /etc/passwd abs; chmod 0 kept
+python3 -c "import socket; socket.socket(socket.AF_UNIX).bind('sock')"
+python3 -c "import os
+for _ in range(3000): os.mkdir('d' * 40); os.chdir('d' * 40)"
+(trap '' TERM HUP; while :; do ln -sfn /etc swap; rm -f swap; mkdir -p swap; rmdir swap; done) > /dev/null 2>&1 &
+"""
+
+
+@pytest.mark.docker
+def test_a_hostile_tree_in_a_container(docker_provider: DockerProvider, sandbox_image: str, tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "kept").write_text("kept\n")
+    upload = Upload.of(tmp_path / "before")
+    spec = BoxSpec(task="task_tree", run=1, image=sandbox_image, cpus=2, memory_mb=256, disk_mb=128, pids=64)
+    box = docker_provider.open(spec)
+    try:
+        box.claim(spec.task, deadline_s=60)
+        box.load(upload.parts())
+        for _ in box.exec(_HOSTILE_TREE, timeout_s=30):
+            pass
+        info = _exported(box, docker_provider, spec, upload, tmp_path)
+    finally:
+        box.close()
+
+    files = {file.path: (file.status, file.new_mode) for file in info.file_list if file.path != "swap"}
+    assert files == {
+        "closed/f": ("added", "100644"), "none": ("added", "100644"), "hard": ("added", "100644"),
+        "pr": ("added", "120000"), "self": ("added", "120000"), "abs": ("added", "120000"),
+    }  # fmt: skip
+    notes = {(note.kind, note.path if note.kind != "too_deep" else "") for note in info.not_in_patch}
+    assert notes - {("empty_dir", "swap")} == {
+        ("mode", "closed"), ("mode", "none"), ("mode", "hard"), ("mode", "kept"), ("hard_link", "none"),
+        ("hard_link", "hard"), ("special", "ff"), ("special", "sock"), ("empty_dir", "empty"), ("too_deep", ""),
+    }  # fmt: skip
+    assert {flag.path for flag in info.flags} - {"swap"} == {"pr", "abs"}
+    assert info.reproduces_tree
+
+
 # --------------------------------------------------------------------------------------------------- A28
 
 _HUGE = """

@@ -238,6 +238,12 @@ def test_a_size_that_cannot_be_is_too_large_before_any_byte(says: _Says) -> None
     assert caught.value.files == [{"path": "sparse", "bytes": 1 << 40}]
 
 
+def test_a_deleted_file_counts_with_its_old_size(says: _Says) -> None:
+    with pytest.raises(PatchTooLarge, match="1 changed files with 4 bytes") as caught:
+        says(_stream([(b"a", ABSENT, b"")]), ExportLimits(max_change_bytes=3))
+    assert caught.value.files == [{"path": "a", "bytes": 4}]
+
+
 def test_a_patch_larger_than_its_files(bench: Bench, says: _Says) -> None:
     with pytest.raises(PatchTooLarge, match="the patch has more than 200 bytes") as caught:
         says(_stream([(b"x", FILE, b"x\n" * 99), (b"y", FILE, b"\n")]), ExportLimits(max_patch_bytes=200))
@@ -387,9 +393,16 @@ def test_no_change_is_a_proven_empty_patch(bench: Bench) -> None:
     assert len(bench.provider.boxes) == 1
 
 
+def test_a_task_without_a_workspace_has_a_patch_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    box = bench.upload("")
+    (box.root / "made").write_text("made\n")
+    assert bench.applied(bench.patch(bench.export())) == {b"made": ("file", b"made\n")}
+
+
 def test_the_export_box_is_sized_for_its_work(bench: Bench) -> None:
     (bench.box.root / "big").write_bytes(bytes(8 << 20))
     bench.export()
     spec = bench.provider.boxes[1].spec
     assert (spec.purpose, spec.image, spec.task, spec.run) == ("export", SPEC.image, SPEC.task, SPEC.run)
-    assert (spec.disk_mb, spec.memory_mb) == (321, 272)
+    assert (spec.disk_mb, spec.memory_mb) == (449, 288)

@@ -27,3 +27,10 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     assert info.bytes == len(patch)
     assert [text for text in case.leak if text in patch] == []
     assert not canary.exists()
+
+
+def test_binary_parts_are_compressed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    box = bench.upload("echo a > a")
+    (box.root / "zeros").write_bytes(bytes(1 << 20))
+    assert bench.export().bytes < 10_000

@@ -55,6 +55,8 @@ class Change:
     kind: int
     size: int
     target: bytes
+    old_size: int = 0
+    """Bytes of the uploaded file in its place."""
     offset: int = -1
     digest: bytes = b""
 
@@ -66,7 +68,7 @@ class Listing:
     known: dict[bytes, Change]
     added: int
     bytes: int
-    """Sum of the sizes that the box names, of known and added files."""
+    """Sum of the files' sizes, of old or new versions, whichever is larger; new ones are as the box says."""
 
 
 def read_listing(reader: Reader, manifest: Mapping[bytes, Entry], added_to: BlobWriter, findings: Findings) -> Listing:
@@ -90,11 +92,12 @@ def read_listing(reader: Reader, manifest: Mapping[bytes, Entry], added_to: Blob
         if entry is not None and entry.kind != "d":
             if found.path in listing.known:
                 raise Malformed("a path is listed twice")
-            listing.known[found.path] = Change(found.kind, found.size, found.aux)
+            listing.known[found.path] = Change(found.kind, found.size, found.aux, old_size=entry.size)
+            listing.bytes += max(found.size, entry.size)
         elif found.kind != ABSENT:
             added_to.write(record(CHANGE, found.path, kind=found.kind, aux=found.aux, size=found.size))
             listing.added += 1
-        listing.bytes += found.size
+            listing.bytes += found.size
     if found.size != listed:
         raise Malformed("the list of changes is not complete")
     added_to.write(record(END))
@@ -119,7 +122,7 @@ def accept(
     accepted = listing.known
     tally = _Tally(limits)
     for path, change in accepted.items():
-        tally.count(path, change.size)
+        tally.count(path, max(change.size, change.old_size))
     next_ignored = next(ignored, -1)
     for ordinal, found in enumerate(added_paths(added)):
         if ordinal == next_ignored:
@@ -160,7 +163,7 @@ def read_bodies(
             _keep(reader, change, bodies, offset=total, limit=limits.max_change_bytes - total)
             total += change.size
         elif found.kind == ABSENT:
-            accepted[found.path] = Change(ABSENT, 0, b"")
+            change.kind, change.size = ABSENT, 0
         else:
             del accepted[found.path]
             findings.left_out("unreadable", found.path)
@@ -246,7 +249,7 @@ def too_large(accepted: Mapping[bytes, Change], limits: ExportLimits) -> PatchTo
     """The error for a patch that itself is too large, though the changed files are not."""
     tally = _Tally(limits)
     for path, change in accepted.items():
-        tally.count(path, change.size)
+        tally.count(path, max(change.size, change.old_size))
     return PatchTooLarge(
         f"the patch has more than {limits.max_patch_bytes:,} bytes, which is what it may have. {_ADVICE}",
         files=tally.largest(),

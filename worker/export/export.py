@@ -40,11 +40,12 @@ _MB = 1 << 20
 _READ = 256 * 1024
 _SCRATCH_SHARE = 8
 """An export works in the box's /tmp, an eighth of its disk_mb (worker/sandbox/docker.py)."""
-_SCRATCH_FACTOR = 3
-"""Old and new versions once as git objects, and as a patch: text as it is, binary in base 85, a quarter more."""
+_SCRATCH_FACTOR = 5
+"""Old and new versions as git objects, and both again in the patch, of which binary parts are a quarter longer."""
 _SCRATCH_BYTES = 16 * _MB
 _MEMORY_MB = 256
-"""Tool server and git with small files; git holds both versions of a large one."""
+_MEMORY_FACTOR = 4
+"""Tool server and git with small files; of large ones git holds both versions, and an index of their lines."""
 
 
 def export(
@@ -128,7 +129,7 @@ class _Export:
             listing = read_listing(reader, self.manifest, added, self.findings)
             ignored: Iterator[int] = iter(())
             if listing.added and rule_files(self.manifest):
-                box = self._export_box(self._old_bytes(listing.known) + listing.bytes, names=added.ref.size)
+                box = self._export_box(listing.bytes, names=added.ref.size)
                 job = ignored_job(self.manifest, self.tar, added)
                 ignored = ignored_ordinals(Answer(self._timed_answer(box.export(self._timed(job)))))
             accepted = accept(listing, added, ignored, self.limits, self.findings)
@@ -139,8 +140,7 @@ class _Export:
         self, accepted: Mapping[bytes, Change], bodies: BlobWriter, result: str
     ) -> tuple[BlobRef, dict[bytes, Stat]]:
         """Steps 2 and 3; the blob appears only when the proof holds."""
-        touched = self._old_bytes(accepted) + sum(change.size for change in accepted.values())
-        box = self._export_box(touched)
+        box = self._export_box(sum(max(change.size, change.old_size) for change in accepted.values()))
         box.load(self._timed(self._pristine()))
         job = patch_job(self.manifest, self.tar, accepted, bodies, self.limits.max_patch_bytes)
         answer = Answer(self._timed_answer(box.export(self._timed(job))))
@@ -154,27 +154,24 @@ class _Export:
             _check(report, out.ref.size, result)
         return out.ref, stats
 
-    def _export_box(self, touched: int, names: int = 0) -> Sandbox:
-        """The one fresh box of this export, sized for `touched` bytes of old and new versions."""
+    def _export_box(self, changed: int, names: int = 0) -> Sandbox:
+        """The one fresh box of this export, sized for `changed` bytes (of old or new versions) and as many names."""
         if self.box is not None:
             return self.box
-        touched = min(touched, 2 * self.limits.max_change_bytes)
+        changed = min(changed, self.limits.max_change_bytes)
         upload = sum(entry.size for entry in self.manifest.values())
-        scratch = _SCRATCH_FACTOR * touched + names + _SCRATCH_BYTES
+        scratch = _SCRATCH_FACTOR * changed + names + _SCRATCH_BYTES
         spec = replace(
             self.spec,
             purpose="export",
-            disk_mb=max(2 * (upload + touched), _SCRATCH_SHARE * scratch) // _MB + 1,
-            memory_mb=_MEMORY_MB + 2 * touched // _MB,
+            disk_mb=max(2 * (upload + changed), _SCRATCH_SHARE * scratch) // _MB + 1,
+            memory_mb=_MEMORY_MB + _MEMORY_FACTOR * changed // _MB,
         )
         box = self.provider.open(spec)
         self.stack.callback(box.close)
         box.claim(self.spec.task, deadline_s=max(1.0, self.deadline - time.monotonic()))
         self.box = box
         return box
-
-    def _old_bytes(self, changes: Iterable[bytes]) -> int:
-        return sum(self.manifest[path].size for path in changes if path in self.manifest)
 
     def _pristine(self) -> Iterator[bytes]:
         self.tar.seek(0)

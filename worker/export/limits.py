@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExportLimits:
-    max_files: int = 20_000
+    max_files: int = 5_000
     """Changed paths, ignored ones not counted: more than any review reads, and less than a forgotten build folder."""
     max_change_bytes: int = 256 << 20
-    """New bytes of the changed files: git holds one version in memory while it compares."""
+    """Of the changed files, each by the larger of its old and new version: git holds both in memory to compare."""
     max_patch_bytes: int = 50 << 20
     """Bytes of the patch itself."""
     timeout_s: float = 300.0
