@@ -53,6 +53,7 @@ def _show(out: Console, running: Deployment, project: Path, folder: Path, stop: 
         if task is None or task["state"] != "succeeded":
             return False
         patch = client.patch(task["id"])
+    out.print(printable(task["summary"] or ""))
     out.print(f"\nThe patch ({patch_text(task['patch'])}):\n")
     print_patch(out, patch)
     return _prove(out, running, project, archive, patch)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -55,7 +56,7 @@ class PatchyardClient:
             base = httpx.URL(url.rstrip("/"))
         except httpx.InvalidURL as error:
             raise Unreachable(f"{url!r} is not an address: {error}") from None
-        if base.scheme not in ("http", "https") or not base.host:
+        if base.scheme not in ("http", "https") or not base.host or not 0 < (base.port or 80) < 65_536:
             raise Unreachable(f"{url!r} is not an address like http://127.0.0.1:8080")
         if not key.isascii() or not key.isprintable():
             raise Unreachable("the API key has characters no key has", status=401, code="unauthorized")
@@ -219,7 +220,7 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _segment(name: str) -> str:
     """An id as one path segment, whatever the user typed."""
-    return "".join(f"%{byte:02X}" if not chr(byte).isalnum() and byte != 0x5F else chr(byte) for byte in name.encode())
+    return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
 
 
 def _team(team: str | None) -> dict[str, str]:

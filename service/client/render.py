@@ -6,12 +6,14 @@ invisible characters are shown as escapes, so that nothing can repaint the scree
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 Json = dict[str, Any]
@@ -21,8 +23,13 @@ _KEPT = frozenset("\n\t")
 _SHOWN_LINES = 12
 """Of one tool's output while it runs; all of it is in the transcript."""
 _LINE = 200
+_MARK = re.compile(r"</?data-[0-9a-f]+>")
+"""What tells the model that text is only data; noise to a reader."""
+_DRAWN_ELSEWHERE = frozenset({"todo", "done"})
+"""Tools whose effect has an event of its own, or is the task's summary."""
 _STATE_STYLE = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 _TODO_MARK = {"pending": "·", "in_progress": "▸", "completed": "✓"}
+_PIPE_WIDTH = 4_096
 _DIFF_STYLE = (("+++", "bold"), ("---", "bold"), ("diff ", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 
 
@@ -50,7 +57,39 @@ def short(text: str, most: int = _LINE) -> str:
 
 def console(*, stderr: bool = False) -> Console:
     """Colours and movement on a terminal only; never guesses at markup, emoji or links in the text."""
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    out = Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    if not out.is_terminal:
+        out.width = _PIPE_WIDTH  # what reads a pipe wants whole lines
+    return out
+
+
+class _Output:
+    """The output of one call as lines, the first few of them, whole whatever the pieces it comes in."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._rest = ""
+        self._began = False
+
+    def end(self, summary: str) -> Iterator[str]:
+        """What is left; the summary where nothing came before."""
+        rest = self._rest if self._began else summary
+        self._rest = ""
+        return self.add(rest + "\n") if rest else iter(())
+
+    def add(self, text: str) -> Iterator[str]:
+        self._began = True
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if _MARK.fullmatch(line):
+                continue
+            self._lines += 1
+            if self._lines <= _SHOWN_LINES:
+                shown = printable(line.rstrip())
+                yield shown[: _LINE - 1] + "…" if len(shown) >= _LINE else shown
+            elif self._lines == _SHOWN_LINES + 1:
+                yield "…"
+        self._rest = self._rest[-_LINE:]
 
 
 class Progress:
@@ -63,7 +102,8 @@ class Progress:
         self._usage = ""
         self._said = ""
         self._streamed = False
-        self._shown: dict[str, int] = {}
+        self._outputs: dict[str, _Output] = {}
+        """Of the calls in flight."""
 
     def __enter__(self) -> Progress:
         if self._status is not None:
@@ -122,22 +162,23 @@ class Progress:
         self._streamed = False
 
     def _on_tool_started(self, data: Json) -> None:
+        self._outputs[data["call_id"]] = _Output()
+        if data["tool"] in _DRAWN_ELSEWHERE:
+            return
         arguments = data["arguments"]
         first = next(iter(arguments.values()), "") if isinstance(arguments, dict) else ""
-        self._line(f"▸ {printable(str(data['tool']))}  {short(str(first))}", "bold")
+        self._line(f"▸ {printable(str(data['tool']))}  {short(first) if isinstance(first, str) else ''}", "bold")
 
     def _on_tool_output(self, data: Json) -> None:
-        for line in str(data["text"]).splitlines():
-            count = self._shown[data["call_id"]] = self._shown.get(data["call_id"], 0) + 1
-            if count <= _SHOWN_LINES:
-                self._line(f"    {short(line)}", "dim")
-            elif count == _SHOWN_LINES + 1:
-                self._line("    …", "dim")
+        for line in self._outputs.setdefault(data["call_id"], _Output()).add(str(data["text"])):
+            self._line(f"    {line}", "dim")
 
     def _on_tool_finished(self, data: Json) -> None:
-        if data["call_id"] not in self._shown and data["summary"]:
-            self._on_tool_output({"call_id": data["call_id"], "text": data["summary"]})
-        self._shown.pop(data["call_id"], None)
+        output = self._outputs.pop(data["call_id"], _Output())
+        if data["tool"] in _DRAWN_ELSEWHERE and data["ok"]:
+            return
+        for line in output.end(str(data["summary"])):
+            self._line(f"    {line}", "dim")
         mark, style = ("✓", "green") if data["ok"] else ("✗", "red")
         self._line(f"  {mark} {data['duration_ms'] / 1000:.1f} s", style)
 
@@ -167,7 +208,7 @@ def _style(state: str) -> str:
 
 
 def task_table(tasks: list[Json]) -> Table:
-    table = Table("id", "state", "created", "model", "title", box=None, pad_edge=False)
+    table = Table(Column("id", no_wrap=True), "state", "created", "model", "title", box=None, pad_edge=False)
     for task in tasks:
         reason = f" ({task['exit_reason']})" if task["exit_reason"] else ""
         table.add_row(
@@ -181,7 +222,7 @@ def task_table(tasks: list[Json]) -> Table:
 
 
 def key_table(keys: list[Json]) -> Table:
-    table = Table("id", "team", "roles", "name", "created", box=None, pad_edge=False)
+    table = Table(Column("id", no_wrap=True), "team", "roles", "name", "created", box=None, pad_edge=False)
     for key in keys:
         cells = (key["id"], key["team"], ",".join(key["roles"]), key["name"], key["created_at"][:19])
         table.add_row(*(Text(short(str(cell), 80)) for cell in cells))
