@@ -222,7 +222,6 @@ class TaskSpec(Frozen):
             if isinstance(value, str) or phase in value.phases
         }
 
-
     def env_to_seal(self) -> bytes | None:
         """The `env` of the request as JSON, to be sealed; None without any."""
         return json.dumps(self.model_dump(mode="json", include={"env"})["env"]).encode("ascii") if self.env else None
