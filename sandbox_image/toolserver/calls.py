@@ -72,6 +72,7 @@ class Call:
         self.kept = op in EXCLUSIVE
         """Its outcome is kept until the worker is done with it: to run it again would not be the same."""
         self.body = bytearray()
+        """What came before the operation runs."""
         self.body_ended = not has_body
         self.received = 0
         self.out = Outgoing(keep=op == "exec")
@@ -80,14 +81,13 @@ class Call:
         self.muted = False
         """Belongs to a worker that is gone; speaks again when its successor asks under the same id."""
 
-    def take(self, offset: int, data: bytes, ended: bool) -> None:
-        """One DATA frame. Failure `bad_request` when one before it was lost, `too_large` for too much."""
+    def arrived(self, offset: int, size: int, ended: bool) -> None:
+        """Counts one DATA frame. Failure `bad_request` when one before it was lost, `too_large` for too much."""
         if self.body_ended or offset != self.received:
             raise Failure("bad_request", "the body of the request has a gap")
-        self.received += len(data)
-        self.body += data
+        self.received += size
         self.body_ended = ended
-        if self.op not in STREAMED and len(self.body) > MAX_BODY:
+        if self.op not in STREAMED and self.received > MAX_BODY:
             raise Failure("too_large", f"more than {MAX_BODY} bytes at once")
 
     def succeed(self, answer: dict[str, Any]) -> None:

@@ -51,7 +51,8 @@ class Running:
 
     def writable(self) -> None: ...
 
-    def body_arrived(self) -> None: ...
+    def body_arrived(self, data: bytes) -> None:
+        """More of the request's body; `call.body_ended` says whether it is the last."""
 
     def child(self, status: int) -> None:
         """Its process ended or stopped."""
@@ -112,7 +113,7 @@ class _Job(Running):
         super().__init__(call)
         self._job = job
         self.pid = job.pid
-        self.body_arrived()
+        self.body_arrived(bytes(call.body))
 
     def reads(self) -> int:
         """Nothing while the worker does not take what the job has said: the job then waits too."""
@@ -138,9 +139,7 @@ class _Job(Running):
         self._job.push()
         self._settle()
 
-    def body_arrived(self) -> None:
-        data = bytes(self.call.body)
-        self.call.body.clear()
+    def body_arrived(self, data: bytes) -> None:
         self._job.give(data, self.call.body_ended)
         self._settle()
 
@@ -158,12 +157,11 @@ class _Load(Running):
     def __init__(self, call: Call, loader: Loader) -> None:
         super().__init__(call)
         self._loader = loader
-        self.body_arrived()
+        self.body_arrived(bytes(call.body))
 
-    def body_arrived(self) -> None:
+    def body_arrived(self, data: bytes) -> None:
         try:
-            self._loader.feed(bytes(self.call.body))
-            self.call.body.clear()
+            self._loader.feed(data)
             self.taken = self.call.received
             if self.call.body_ended:
                 self.call.succeed(self._loader.finish())

@@ -7,6 +7,7 @@ when nobody has spoken to it for `SILENCE_S` after `claim`, when the task's dead
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import os
 import select
@@ -29,7 +30,7 @@ _ACK_S = 0.3
 """What took less is acknowledged by its result; the worker asks again after 1 s."""
 _OUT_LIMIT = 256 << 10
 _READ = 256 << 10
-_CREDIT_STEP = 64 << 10
+_CREDIT_STEP = 128 << 10
 
 
 class Server:
@@ -56,6 +57,8 @@ class Server:
         self._ending = False
         self._deadline = self._last_frame = time.monotonic()
         self._deadline += UNCLAIMED_S
+        with suppress(OSError):  # a pipe holds 64 KiB unless told otherwise; nothing depends on it
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, wire.WINDOW)
         os.set_blocking(source, False)
         os.set_blocking(sink, False)
 
@@ -342,7 +345,7 @@ class Server:
             return  # sent again, or no longer of use
         running = self._running.get(call.id)
         try:
-            call.take(frame.offset, frame.payload, bool(frame.flags & wire.FIN))
+            call.arrived(frame.offset, len(frame.payload), bool(frame.flags & wire.FIN))
         except Failure as failure:
             if running is not None:
                 running.cancel()
@@ -351,8 +354,10 @@ class Server:
                 self._waiting.remove(call)
             return
         if running is not None:
-            running.body_arrived()
-        elif call.op not in STREAMED:
+            running.body_arrived(frame.payload)
+            return
+        call.body += frame.payload
+        if call.op not in STREAMED:
             if call.body_ended:
                 self._waiting.append(call)
             elif call.received - self._credited.get(call.id, 0) >= _CREDIT_STEP:

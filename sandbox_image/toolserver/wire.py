@@ -66,12 +66,12 @@ def encode(token: bytes, kind: int, call: int, payload: bytes = b"", *, offset: 
     return b"".join((header, _CRC.pack(crc32(header)), payload, _CRC.pack(crc32(payload))))
 
 
-def encode_body(token: bytes, call: int, data: bytes) -> bytes:
-    """`data`, which must fit the window, as DATA chunks with FIN on the last."""
+def encode_body(token: bytes, call: int, data: bytes, *, offset: int = 0, ended: bool = True) -> bytes:
+    """`data`, which must fit the window, as DATA chunks from `offset` on; FIN on the last if the body has `ended`."""
     chunks = []
     for at in range(0, max(len(data), 1), SPLIT):
-        flags = FIN if at + SPLIT >= len(data) else 0
-        chunks.append(encode(token, DATA, call, data[at : at + SPLIT], offset=at, flags=flags))
+        flags = FIN if ended and at + SPLIT >= len(data) else 0
+        chunks.append(encode(token, DATA, call, data[at : at + SPLIT], offset=offset + at, flags=flags))
     return b"".join(chunks)
 
 

@@ -70,6 +70,7 @@ class Loader:
         self.files = 0
         self.bytes = 0
         self._root = root
+        self._folders: set[bytes] = set()
         self._rest = b""
         self._left = 0
         self._padding = 0
@@ -154,28 +155,23 @@ class Loader:
             self.baseline.add(path, BaselineEntry("l", False, len(target), b"", target))
             self.files += 1
         elif kind == b"5":
-            if path not in self.baseline:
-                os.mkdir(path, 0o755, dir_fd=self._root)
-            self._add_directory(path)
+            self._make_folder(path)
         else:
             raise _malformed(f"an entry of type {kind!r}")
 
     def _make_parents(self, path: bytes) -> None:
         """Every parent is a directory that this loader made: nothing is ever written through a link."""
         parent = path.rpartition(b"/")[0]
-        if not parent:
+        if not parent or parent in self._folders:
             return
         if parent in self.baseline:
-            if self.baseline[parent].kind != "d":
-                raise _malformed(f"{os.fsdecode(parent)} is no directory")
-            return
+            raise _malformed(f"{os.fsdecode(parent)} is no directory")
         self._make_parents(parent)
-        os.mkdir(parent, 0o755, dir_fd=self._root)
-        self._add_directory(parent)
+        self._make_folder(parent)
 
-    def _add_directory(self, path: bytes) -> None:
-        if path in self.baseline and self.baseline[path].kind != "d":
-            raise _malformed(f"{os.fsdecode(path)} comes twice")
+    def _make_folder(self, path: bytes) -> None:
+        os.mkdir(path, 0o755, dir_fd=self._root)
+        self._folders.add(path)
         self.baseline.add(path, BaselineEntry("d", False, 0, b"", b""))
 
     def _expect(self, size: int) -> None:
@@ -219,7 +215,8 @@ class Loader:
 
 def _fields(block: bytes) -> tuple[bytes, int, int]:
     """Type, mode and size of a header whose checksum and magic are right."""
-    if sum(block) - sum(block[148:156]) + 8 * 32 != _octal(block[148:156]):
+    checksum = block[148:156]
+    if sum(block) - sum(checksum) + 8 * 32 != _octal(checksum):
         raise _malformed("a wrong checksum")
     if block[257:265] != MAGIC or block[345:500].strip(b"\0"):
         raise _malformed("a header that is not the canonical one")

@@ -27,6 +27,7 @@ RESEND_S = 1.0
 MAX_COLLECTED = 80 << 20
 """Of a body that is collected before it is used."""
 _CREDIT_STEP = 64 << 10
+_PIECE = 4 * wire.SPLIT
 
 _Item = wire.Frame | SandboxError
 
@@ -167,7 +168,7 @@ class Channel:
             yield from answer.come_in()
             if answer.ended:
                 return
-            self.send(wire.encode(self._token, wire.DATA, answer.number, piece, offset=offset))
+            self.send(wire.encode_body(self._token, answer.number, piece, offset=offset, ended=False))
             offset += len(piece)
         self.send(wire.encode(self._token, wire.DATA, answer.number, offset=offset, flags=wire.FIN))
 
@@ -356,10 +357,10 @@ class _Answer:
 
 
 def _split(body: bytes | Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces that fit a chunk."""
+    """Pieces of a few chunks each: fewer, larger writes, and still a part of the window only."""
     for part in (body,) if isinstance(body, bytes) else body:
-        for at in range(0, len(part), wire.SPLIT):
-            yield part[at : at + wire.SPLIT]
+        for at in range(0, len(part), _PIECE):
+            yield part[at : at + _PIECE]
 
 
 def _one_line(text: str) -> str:
