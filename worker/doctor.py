@@ -36,6 +36,7 @@ class Check:
 _WRITE = "for f in /etc/x /usr/x /opt/patchyard/x /x; do touch $f 2>/dev/null && exit 1; done; exit 0"
 _READ = "for f in environ maps mem; do cat /proc/1/$f >/dev/null 2>&1 && exit 1; done; exit 0"
 _SIGNALS = "for s in $(seq 1 64); do kill -s $s 1; done; exit 0"
+_MOUNT = "import ctypes, sys; sys.exit(ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0)"
 PROBES = (
     ("no network", 'test "$(ls /sys/class/net)" = lo', "only the loopback device exists in a box"),
     ("not root", 'test "$(id -u)" = 10001', "tools run as uid 10001"),
@@ -44,7 +45,7 @@ PROBES = (
     ("system call filter", r"grep -q '^Seccomp:\s2' /proc/self/status", "the seccomp profile is in force"),
     ("read-only root", _WRITE, "nothing outside the tmpfs mounts is writable"),
     ("no user namespaces", "command -v unshare && ! unshare -Ur true", "unshare is refused"),
-    ("no mounts", "command -v mount && ! mount -t tmpfs none /tmp", "mount is refused"),
+    ("no mounts", f'python3 -c "{_MOUNT}"', "mount is refused"),
     ("supervisor unreadable", _READ, "PID 1 is non-dumpable"),
     ("supervisor unkillable", _SIGNALS, "no signal to PID 1 changes anything"),
     ("no Docker socket", "! test -e /var/run/docker.sock", "the engine cannot be reached from a box"),
