@@ -57,6 +57,8 @@ def engine_url() -> str:
 @pytest.fixture(scope="session")
 def engine(deployment: str, engine_url: str) -> Iterator[docker.APIClient]:
     """A client of the real Docker engine; at the end nothing with our label is left, also after failures."""
+    from launch_contract import every_container_kept_it
+
     from service.errors import SandboxError
     from worker.sandbox.docker import engine_client, remove_container
 
@@ -66,7 +68,8 @@ def engine(deployment: str, engine_url: str) -> Iterator[docker.APIClient]:
         missing(error.detail)
         raise
     try:
-        yield client
+        with every_container_kept_it(client, engine_url, deployment):
+            yield client
     finally:
         for container in client.containers(all=True, filters={"label": f"patchyard.deployment={deployment}"}):
             remove_container(client, container["Id"])

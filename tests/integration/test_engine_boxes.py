@@ -11,6 +11,7 @@ from typing import Any
 
 import docker
 import pytest
+from launch_contract import broken_promises
 
 from service.errors import SandboxError
 from worker.sandbox.base import BoxSpec, ExecResult, Sandbox
@@ -56,19 +57,11 @@ def test_t04_the_engine_reports_every_option(
     found = engine.inspect_container(container_name(asked))
     config, host = found["Config"], found["HostConfig"]
     assert found["State"]["Running"] is True
-    assert found["Mounts"] == []
     assert (found["Path"], found["Args"]) == ("/usr/bin/python3", ["-I", "-S", "-B", "/opt/patchyard/boot.py"])
-    # A name without a value unsets the image's variable; none has a value.
-    assert [entry for entry in config["Env"] if "=" in entry] == []
-    assert {
-        key: config[key]
-        for key in ("User", "WorkingDir", "Hostname", "StopSignal", "Healthcheck", "Tty", "OpenStdin", "StdinOnce")
-    } == {
-        "User": "10001:10001",
+    assert {key: config[key] for key in ("WorkingDir", "Hostname", "StopSignal", "Tty", "OpenStdin", "StdinOnce")} == {
         "WorkingDir": "/",
         "Hostname": "sandbox",
         "StopSignal": "SIGKILL",
-        "Healthcheck": {"Test": ["NONE"]},
         "Tty": False,
         "OpenStdin": True,
         "StdinOnce": False,
@@ -79,23 +72,14 @@ def test_t04_the_engine_reports_every_option(
         "patchyard.run": "1",
         "patchyard.purpose": "task",
     }
-    assert {
-        key: host[key]
-        for key in (
-            "NetworkMode", "ReadonlyRootfs", "Privileged", "CapDrop", "PidsLimit", "Memory", "MemorySwap", "NanoCpus",
-            "IpcMode", "ShmSize", "LogConfig", "Runtime", "ExtraHosts", "PidMode", "UTSMode", "AutoRemove",
-            "OomKillDisable",
-        )
-    } == {
-        "NetworkMode": "none", "ReadonlyRootfs": True, "Privileged": False, "CapDrop": ["ALL"], "PidsLimit": 128,
-        "Memory": 768 << 20, "MemorySwap": 768 << 20, "NanoCpus": 1_500_000_000, "IpcMode": "private",
-        "ShmSize": 16 << 20, "LogConfig": {"Type": "none", "Config": {}}, "Runtime": "runc",
-        "ExtraHosts": ["sandbox:127.0.0.1"], "PidMode": "", "UTSMode": "", "AutoRemove": False, "OomKillDisable": False,
-    }  # fmt: skip
-    assert not host["CapAdd"]
-    assert not host["Binds"]
-    assert not host["Devices"]
-    assert not host["Init"]
+    assert broken_promises(found) == []
+    assert {key: host[key] for key in ("PidsLimit", "Memory", "MemorySwap", "NanoCpus", "Runtime")} == {
+        "PidsLimit": 128,
+        "Memory": 768 << 20,
+        "MemorySwap": 768 << 20,
+        "NanoCpus": 1_500_000_000,
+        "Runtime": "runc",
+    }
     assert {limit["Name"]: (limit["Soft"], limit["Hard"]) for limit in host["Ulimits"]} == {
         "nofile": (16_384, 16_384),
         "core": (0, 0),
