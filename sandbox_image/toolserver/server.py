@@ -26,10 +26,13 @@ SILENCE_S = 120
 UNCLAIMED_S = 600
 MAX_CALLS = 64
 """Open or kept; the oldest kept outcomes go first."""
+MAX_KEPT_BYTES = 8 << 20
+"""Of kept outcomes. In memory: the box's disk is memory too, and tools may fill it."""
 _ACK_S = 0.3
 """What took less is acknowledged by its result; the worker asks again after 1 s."""
 _OUT_LIMIT = 256 << 10
-_READ = 256 << 10
+_READ = 64 << 10
+"""Small enough that the allocator does not map and unmap memory for every read."""
 _CREDIT_STEP = 128 << 10
 
 
@@ -330,11 +333,15 @@ class Server:
             return
         if self._task is None:
             raise Failure("not_claimed", "this box is not claimed")
-        kept = [number for number, call in self._calls.items() if call.answered]
+        kept = [call for call in self._calls.values() if call.answered]
         if len(self._calls) - len(kept) >= MAX_CALLS:
             raise Failure("too_many", "too many requests at once")
-        for number in kept[: max(0, len(self._calls) + 1 - MAX_CALLS)]:
-            self._forget(number)
+        size = sum(call.out.size for call in kept)
+        for call in kept:
+            if len(self._calls) < MAX_CALLS and size <= MAX_KEPT_BYTES:
+                break
+            size -= call.out.size
+            self._forget(call.id)
         call = self._calls[frame.call] = Call(frame.call, op, args, bool(frame.flags & wire.BODY))
         self._acks[call.id] = time.monotonic() + _ACK_S
         if call.body_ended or op in STREAMED:

@@ -18,7 +18,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "prelude.sh")
 MAX_ARGUMENT = 100_000
 """A longer command goes by file; the kernel refuses a single argument above 131,071 bytes."""
-_READ = 256 << 10
+_READ = 64 << 10
+"""Small enough that the allocator does not map and unmap memory for every read."""
 _READS = 8
 """Per turn of the loop, so that a flood leaves room for the frames of the worker."""
 _SIGNALS = signal.valid_signals()

@@ -18,7 +18,7 @@ _STDOUT = 1
 _STREAMS = frozenset({0, 1, 2})
 MAX_ENGINE_FRAME = 1 << 20
 """The engine copies in pieces of 32 KiB; a header that says more is no header."""
-_RECEIVE = 256 << 10
+_RECEIVE = 64 << 10
 _SEND_TIMEOUT_S = 30
 """A box takes what its credit window lets us send at once, so a send that stands still this long is a dead one."""
 

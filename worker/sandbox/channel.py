@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -154,7 +154,8 @@ class Channel:
                 while not answer.ended:
                     yield from answer.step()
             except GeneratorExit:
-                self.tell("cancel", {"call": number})
+                with suppress(SandboxError):  # a box that is gone does nothing more for the call
+                    self.tell("cancel", {"call": number})
                 raise
         self._done.append(number)  # told with the next request, or the next ping
         return self._answer(answer.result)
