@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,17 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield opened
     finally:
         opened.close()
+
+
+def seconds(number: int) -> int:
+    """A time to sleep that no other process of this machine sleeps for: the local box shares it."""
+    return 7_000_000 + os.getpid() * 10 + number
+
+
+def left(box: Sandbox, first: int, last: int) -> bytes:
+    """How many processes sleep for one of these times."""
+    choices = "|".join(str(seconds(number)) for number in range(first, last + 1))
+    return run(box, f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cE '^({choices})$'")[0]
 
 
 def code(box: Sandbox, command: str) -> int | None:
@@ -60,18 +72,16 @@ def test_b01_a_background_child_holds_no_call_open(box: Sandbox) -> None:
 
 def test_b02_t11_a_timeout_ends_the_whole_tree(box: Sandbox) -> None:
     started = time.monotonic()
-    command = "echo begun; setsid sleep 7771 >/dev/null 2>&1 & trap '' TERM HUP; sleep 7772"
+    command = f"echo begun; setsid sleep {seconds(1)} >/dev/null 2>&1 & trap '' TERM HUP; sleep {seconds(2)}"
     output, result = run(box, command, timeout_s=1)
     assert time.monotonic() - started < 4
     assert (output, result.exit_code, result.ended) == (b"begun\n", None, "timeout")
-    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cE '^777[12]$'"
-    assert run(box, look)[0] == b"0\n"
+    assert left(box, 1, 2) == b"0\n"
 
 
 def test_t09_daemons_and_double_forks_do_not_survive(box: Sandbox) -> None:
-    run(box, "setsid nohup sleep 7773 & (sleep 7774 & (setsid sleep 7775 &)); true")
-    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cE '^777[345]$'"
-    assert run(box, look)[0] == b"0\n"
+    run(box, f"setsid nohup sleep {seconds(3)} & (sleep {seconds(4)} & (setsid sleep {seconds(5)} &)); true")
+    assert left(box, 3, 5) == b"0\n"
 
 
 def test_b03_readers_of_stdin_and_tty_get_nothing(box: Sandbox) -> None:
@@ -212,12 +222,11 @@ def test_a_cancel_from_another_thread_acts_at_once(box: Sandbox) -> None:
 
 
 def test_a_call_that_is_given_up_is_killed(box: Sandbox) -> None:
-    steps = box.exec("echo first; sleep 7776")
+    steps = box.exec(f"echo first; sleep {seconds(6)}")
     assert next(steps) == b"first\n"
     steps.close()
     started = time.monotonic()
-    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cE '^7776$'"
-    assert run(box, look)[0] == b"0\n"
+    assert left(box, 6, 6) == b"0\n"
     assert time.monotonic() - started < 3
 
 
