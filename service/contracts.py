@@ -145,7 +145,8 @@ class Limits(Frozen):
 
 
 class Resources(Frozen):
-    cpus: float = Field(default=1.0, gt=0, le=64)
+    cpus: float = Field(default=1.0, ge=0.01, le=64)
+    """At least what an engine can limit to: less rounds to 0, which it takes for no limit."""
     memory_mb: int = Field(default=2048, ge=128, le=262_144)
     disk_mb: int = Field(default=1024, ge=64, le=262_144)
     pids: int = Field(default=512, ge=32, le=32_768)

@@ -31,7 +31,7 @@ class WorkerSettings(SharedSettings):
     """TOML file of model profiles."""
     model: str | None = None
     """With OPENAI_API_KEY: the model of the `default` profile when there is no file."""
-    max_cpus: float = Field(default=4.0, gt=0)
+    max_cpus: float = Field(default=4.0, ge=0.01)
     max_memory_mb: int = Field(default=8192, ge=128)
     max_disk_mb: int = Field(default=8192, ge=64)
     max_pids: int = Field(default=4096, ge=32)

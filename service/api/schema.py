@@ -7,6 +7,7 @@ may see different tasks. Types are exact: `"5"` is not 5.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -19,6 +20,10 @@ from service.errors import InvalidRequest, NotAvailable
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+MAX_DEPTH = 64
+MAX_VALUES = 10_000
+"""Bounds of a document, far above what a task can hold: what lies beyond would only burn time, on the event loop."""
+
 
 class _Repeated(ValueError):
     """An object has two members of one name."""
@@ -27,8 +32,7 @@ class _Repeated(ValueError):
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(members)
     if len(found) != len(members):
-        names = [name for name, _ in members]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(name for name, _ in members).items() if count > 1)
         raise _Repeated(f"the member {printable(twice)!r} stands twice in one object")
     return found
 
@@ -37,19 +41,31 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _unclean(value: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, str]]:
-    if isinstance(value, str):
+def _values(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Every value and member name of a document with its path; stops at what no task is as deep as."""
+    if len(path) > MAX_DEPTH:
+        raise InvalidRequest(f"The JSON is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
+    yield path, value
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield (*path, name), name
+            yield from _values(member, (*path, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _values(item, (*path, index))
+
+
+def _unclean(document: Any) -> Iterator[dict[str, str]]:
+    """What is wrong with the text in a document; refuses one of more values than any request of ours has."""
+    for count, (path, value) in enumerate(_values(document, ())):
+        if count >= MAX_VALUES:
+            raise InvalidRequest(f"The JSON holds more than {MAX_VALUES:,} values.", code="invalid_json")
+        if not isinstance(value, str):
+            continue
         if "\0" in value:
             yield {"pointer": pointer(path), "detail": "must not contain NUL characters"}
         elif not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             yield {"pointer": pointer(path), "detail": "must not contain lone surrogates"}
-    elif isinstance(value, dict):
-        for name, member in value.items():
-            yield from _unclean(name, (*path, name))
-            yield from _unclean(member, (*path, name))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _unclean(item, (*path, index))
 
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
@@ -62,7 +78,7 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
         raise InvalidRequest("The JSON is nested too deep.", code="invalid_json") from error
     except ValueError as error:
         raise InvalidRequest(f"The body is not valid JSON: {printable(str(error))}.", code="invalid_json") from error
-    unclean = list(_unclean(document, ()))
+    unclean = list(_unclean(document))
     if unclean:
         raise InvalidRequest("The request holds text that is not valid Unicode, or NUL.", errors=unclean)
     try:
@@ -129,7 +145,7 @@ class Closed:
     async def __call__(self, request: Request) -> None:
         unknown: list[dict[str, str]] = []
         later: list[dict[str, str]] = []
-        names = [name for name, _ in request.query_params.multi_items()]
+        times = Counter(name for name, _ in request.query_params.multi_items())
         for name, value in request.query_params.multi_items():
             place = {"pointer": pointer([name]), "in": "query"}
             if name in self._later:
@@ -137,7 +153,7 @@ class Closed:
                     later.append({**place, "detail": NOT_YET})
             elif name not in self._allowed:
                 unknown.append({**place, "detail": "is not a parameter of this route"})
-            elif names.count(name) > 1:
+            elif times[name] > 1:
                 unknown.append({**place, "detail": "is given twice"})
         later += [
             {"pointer": pointer([name]), "in": "header", "detail": NOT_YET}
