@@ -62,17 +62,24 @@ def encode(token: bytes, kind: int, call: int, payload: bytes = b"", *, offset: 
     """One chunk; ValueError when `payload` is longer than `MAX_PAYLOAD`."""
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a payload of {len(payload)} bytes does not fit a chunk")
-    header = _HEADER.pack(MAGIC, token, kind, flags, call, offset, len(payload))
-    return b"".join((header, _CRC.pack(crc32(header)), payload, _CRC.pack(crc32(payload))))
+    return b"".join(_parts(token, kind, flags, call, offset, payload))
 
 
-def encode_body(token: bytes, call: int, data: bytes, *, offset: int = 0, ended: bool = True) -> bytes:
+def encode_body(token: bytes, call: int, data: bytes | memoryview, *, offset: int = 0, ended: bool = True) -> bytes:
     """`data`, which must fit the window, as DATA chunks from `offset` on; FIN on the last if the body has `ended`."""
-    chunks = []
-    for at in range(0, max(len(data), 1), SPLIT):
-        flags = FIN if ended and at + SPLIT >= len(data) else 0
-        chunks.append(encode(token, DATA, call, data[at : at + SPLIT], offset=offset + at, flags=flags))
-    return b"".join(chunks)
+    view = memoryview(data)  # cut without a copy: a workspace of gigabytes goes through here
+    parts: list[bytes | memoryview] = []
+    for at in range(0, max(len(view), 1), SPLIT):
+        flags = FIN if ended and at + SPLIT >= len(view) else 0
+        parts += _parts(token, DATA, flags, call, offset + at, view[at : at + SPLIT])
+    return b"".join(parts)
+
+
+def _parts(
+    token: bytes, kind: int, flags: int, call: int, offset: int, payload: bytes | memoryview
+) -> tuple[bytes, bytes, bytes | memoryview, bytes]:
+    header = _HEADER.pack(MAGIC, token, kind, flags, call, offset, len(payload))
+    return header, _CRC.pack(crc32(header)), payload, _CRC.pack(crc32(payload))
 
 
 def dumps(value: Any) -> bytes:

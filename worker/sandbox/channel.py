@@ -357,11 +357,12 @@ class _Answer:
             self.result = frame.payload
 
 
-def _split(body: bytes | Iterable[bytes]) -> Iterator[bytes]:
+def _split(body: bytes | Iterable[bytes]) -> Iterator[memoryview]:
     """Pieces of a few chunks each: fewer, larger writes, and still a part of the window only."""
     for part in (body,) if isinstance(body, bytes) else body:
-        for at in range(0, len(part), _PIECE):
-            yield part[at : at + _PIECE]
+        view = memoryview(part)
+        for at in range(0, len(view), _PIECE):
+            yield view[at : at + _PIECE]
 
 
 def _one_line(text: str) -> str:
