@@ -8,6 +8,7 @@ PatchyardError
 │   ├── Unauthorized             401
 │   ├── Forbidden                403
 │   ├── NotFound                 404  task_not_found, workspace_not_found, no_patch …
+│   ├── Stalled                  408  the body stopped coming
 │   ├── Conflict                 409  not_finished, invalid_state …
 │   ├── TooLarge                 413
 │   └── TooMany                  429  has retry_after_s
@@ -86,6 +87,10 @@ class Forbidden(RequestError):
 
 class NotFound(RequestError):
     status, title, code = 404, "Not found", "not_found"
+
+
+class Stalled(RequestError):
+    status, title, code = 408, "Request timeout", "request_timeout"
 
 
 class Conflict(RequestError):

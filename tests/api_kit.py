@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.app import create_app
+from service.api.connection import ClientConnection
 from service.blobs import DiskBlobs
 from service.contracts import Catalogue, ExitReason, Key, ModelCard, PatchInfo, Resources, Role, State, Task
 from service.queue import Doorbell
@@ -141,6 +142,7 @@ def listening(app: FastAPI) -> Iterator[str]:
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
+                http=ClientConnection,
                 log_config=None,
                 access_log=False,
                 server_header=False,

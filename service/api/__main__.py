@@ -16,6 +16,7 @@ import uvicorn
 
 from service import telemetry
 from service.api.app import create_app
+from service.api.connection import ClientConnection
 from service.api.parts import Parts
 from service.blobs import DiskBlobs
 from service.errors import Unavailable
@@ -88,6 +89,7 @@ def main() -> None:
     app = create_app(settings, store, blobs, _sealer(settings), ring=doorbell.ring)
     config = uvicorn.Config(
         app,
+        http=ClientConnection,
         host=settings.host,
         port=settings.port,
         log_config=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -10,7 +11,7 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from service.errors import InvalidRequest, TooLarge
+from service.errors import InvalidRequest, Stalled, TooLarge
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 MULTIPART_SLACK = 64 << 10
 """Bytes a multipart body may have beyond its parts: boundaries and headers."""
+STALL_S = 60.0
+"""How long the next bytes of a body may take: a client that vanished without a word must not hold its file for ever."""
 
 
 def _announced(request: Request) -> int | None:
@@ -26,14 +29,28 @@ def _announced(request: Request) -> int | None:
     return int(given) if given.isascii() and given.isdigit() else None
 
 
+async def _coming(request: Request) -> AsyncIterator[bytes]:
+    """The body as it arrives; 408 when nothing has for `STALL_S`."""
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(STALL_S):
+                chunk = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Stalled(f"Nothing of the body has come for {STALL_S:g} seconds.") from None
+        yield chunk
+
+
 async def chunks(request: Request, limit: int, what: str) -> AsyncIterator[bytes]:
-    """The body piece by piece; 413 as soon as more than `limit` bytes are announced or seen."""
+    """The body piece by piece; 413 as soon as more than `limit` bytes are announced or seen, 408 when it stalls."""
     too_large = TooLarge(f"The {what} may have at most {limit} bytes.", extra={"limit_bytes": limit})
     announced = _announced(request)
     if announced is not None and announced > limit:
         raise too_large
     seen = 0
-    async for chunk in request.stream():
+    async for chunk in _coming(request):
         seen += len(chunk)
         if seen > limit:
             raise too_large

@@ -111,7 +111,7 @@ ANSWERS: dict[tuple[str, str, str], Schema] = {
 }
 
 _OPEN = {"/healthz", "/readyz", "/metrics"}
-_BODY = {"413": "The body is too large"}
+_BODY = {"408": "The body stopped coming", "413": "The body is too large"}
 _ANY = {"422": "Invalid parameter, field or body; `errors` points at each", "503": "The store does not answer"}
 _SIGNED = {"401": "No valid key"}
 _REFUSALS: dict[str, dict[str, str]] = {
@@ -209,7 +209,8 @@ def _describe(path: str, method: str, operation: Schema) -> None:
             response.pop("content", None)
     refusals = {**_ANY, **_REFUSALS.get(path, {}), **({} if path in _OPEN else _SIGNED)}
     if method == "get" and path in ("/v1/tasks", "/v1/keys"):
-        refusals.pop("413")
+        for status in _BODY:
+            refusals.pop(status)
     if path == "/healthz":
         refusals.pop("503")
     for status, description in sorted(refusals.items()):
