@@ -20,9 +20,9 @@ class SecretFiles(PydanticBaseSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         path = os.environ.get(f"{self.config.get('env_prefix', '')}{field_name}_file".upper())
-        if path is None or "SecretStr" not in str(field.annotation):
+        if not path or "SecretStr" not in str(field.annotation):
             return None, field_name, False
-        return Path(path).read_text(encoding="utf-8").strip(), field_name, False
+        return Path(path).read_text(encoding="utf-8").strip() or None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
         values = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
@@ -30,9 +30,11 @@ class SecretFiles(PydanticBaseSettingsSource):
 
 
 class SharedSettings(BaseSettings):
-    """What every process of a deployment must agree on."""
+    """What every process of a deployment must agree on. An empty variable counts as one that is not set."""
 
-    model_config = SettingsConfigDict(env_prefix="PATCHYARD_", env_file=".env", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="PATCHYARD_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
 
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """Secret because it may hold a password."""
@@ -81,7 +83,18 @@ class ServiceSettings(SharedSettings):
         return self.data_dir / "admin.key"
 
 
-_HARMLESS = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SSL_CERT_")
+class UpSettings(ServiceSettings):
+    """What `patchyard up` needs to know before it starts the others."""
+
+    workers: int = Field(default=2, ge=1, le=64)
+    deployment: str | None = None
+    """None = a name made of the data folder."""
+
+
+_HARMLESS = (
+    *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SSL_CERT_"),
+    "DOCKER_HOST",
+)
 _FOR_WORKERS = "PATCHYARD_MODEL"
 
 

@@ -2,7 +2,7 @@
 
 The command runs in two fresh boxes, once on the archive as it is and once with the patch applied; nothing of it runs
 on the host. Prints one JSON object `{"before": {"exit_code", "output"}, "applies", "after": {…} | null}`. Exits 0 when
-the command fails before and passes after, 1 when it does not, 2 when that could not be found out.
+the command fails before and passes after, 1 when it does not, 2 when that could not be found out, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def main() -> int:
         command = shlex.join(arguments.command)
         patch: bytes = arguments.patch.read_bytes()
         proof = prove(provider, settings.sandbox_image, arguments.archive, patch, command)
+    except KeyboardInterrupt:
+        return 130
     except (ValidationError, PatchyardError, ToolFailure, OSError) as error:
         sys.stderr.write(f"patchyard proof: {error}\n")
         return 2

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import SettingsConfigDict
 
 from service.contracts import Resources
 from service.settings import SharedSettings
@@ -17,14 +16,12 @@ from service.settings import SharedSettings
 class WorkerSettings(SharedSettings):
     """What workers, keeper and doctor of one host need."""
 
-    model_config = SettingsConfigDict(env_prefix="PATCHYARD_", env_file=".env", extra="ignore", frozen=True)
-
     workers: int = Field(default=2, ge=1, le=64)
     worker_host: str = Field(default_factory=socket.gethostname)
     """Name under which this host publishes its catalogue."""
     deployment: str = "default"
     """Label of every container of ours; one engine may serve several deployments."""
-    docker_url: str = "unix:///var/run/docker.sock"
+    docker_url: str = Field(default_factory=lambda: os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
     sandbox_image: str = "patchyard-sandbox:latest"
     sandbox_runtime: str = "runc"
     models: Path | None = None
@@ -50,12 +47,11 @@ class WorkerSettings(SharedSettings):
 
 
 def secret_named(name: str) -> SecretStr | None:
-    """The variable `name`, or the content of the file that `name`_FILE names; None when neither is set."""
-    if value := os.environ.get(name):
-        return SecretStr(value)
-    if path := os.environ.get(f"{name}_FILE"):
-        return SecretStr(Path(path).read_text(encoding="utf-8").strip())
-    return None
+    """The variable `name`, or the content of the file that `name`_FILE names; None when both are missing or empty."""
+    value = os.environ.get(name)
+    if not value and (path := os.environ.get(f"{name}_FILE")):
+        value = Path(path).read_text(encoding="utf-8").strip()
+    return SecretStr(value) if value else None
 
 
 def openai_environment() -> Mapping[str, str]:

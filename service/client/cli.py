@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -57,6 +58,12 @@ class _Connection:
     key: str
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"patchyard {version('patchyard')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     context: typer.Context,
@@ -64,6 +71,9 @@ def _options(
     key: Annotated[
         str, typer.Option("--api-key", envvar="PATCHYARD_API_KEY", help="Your key.", show_default=False)
     ] = "",
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     context.obj = _Connection(url, key)
 

@@ -6,6 +6,7 @@ Nothing the model wrote runs on this machine: the project's tests run in fresh s
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import tempfile
 import threading
@@ -28,39 +29,44 @@ TESTS = ("python3", "-m", "unittest", "discover", "-s", "tests", "-t", ".")
 _BOX_MB = 512
 
 
-def run_demo(out: Console, project: Path, home: Path, deployment: str | None, stop: threading.Event) -> bool:
-    """Whether everything held; data go into a folder below `home` that is removed at the end."""
+def run_demo(out: Console, project: Path, home: Path, deployment: str | None) -> bool:
+    """Whether everything held; data go into a folder below `home` that is removed at the end, also by an interrupt.
+
+    The key and the label are the demo's own: what is configured here may belong to a deployment that runs beside it.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home, prefix="demo-") as name:
         folder = Path(name)
         out.print("Starting Redis, the API and a worker …")
-        with Deployment(Options(data_dir=folder / "data", workers=1, deployment=deployment)) as running:
-            for reason in running.await_ready(stop):
+        key = f"pyd_{secrets.token_urlsafe(32)}"
+        label = deployment and f"{deployment}-{folder.name}"
+        with Deployment(Options(folder / "data", workers=1, deployment=label, admin_key=key)) as running:
+            for reason in running.await_ready(threading.Event()):
                 out.print(f"! {printable(reason)}")
-            if stop.is_set():
-                return False
             out.print(f"Ready at {running.url}\n")
-            return _show(out, running, project, folder, stop)
+            return _show(out, running, project, folder, key)
 
 
-def _show(out: Console, running: Deployment, project: Path, folder: Path, stop: threading.Event) -> bool:
-    key = running.admin_key_file.read_text(encoding="ascii").strip()
+def _show(out: Console, running: Deployment, project: Path, folder: Path, key: str) -> bool:
     archive = folder / "examples.tgz"
     with packed(project) as source, archive.open("wb") as target:
         shutil.copyfileobj(source, target)
     with PatchyardClient(running.url, key) as client, archive.open("rb") as upload:
-        task = _run_task(out, client, upload, stop)
-        if task is None or task["state"] != "succeeded":
+        task = _run_task(out, client, upload)
+        if task["state"] != "succeeded":
             return False
         patch = client.patch(task["id"])
     out.print(printable(task["summary"] or ""))
+    if not patch:
+        out.print(f"✗ the task changed nothing; is {printable(str(project))} mended already?", style="red")
+        return False
     out.print(f"\nThe patch ({patch_text(task['patch'])}):\n")
     print_patch(out, patch)
     return _prove(out, running, project, archive, patch)
 
 
-def _run_task(out: Console, client: PatchyardClient, upload: BinaryIO, stop: threading.Event) -> Json | None:
-    """The finished task; None when we were told to stop before."""
+def _run_task(out: Console, client: PatchyardClient, upload: BinaryIO) -> Json:
+    """The finished task."""
     names = {model["name"] for model in client.models()["models"]}
     model = "default" if "default" in names else "demo"
     spoken = "your model" if model == "default" else "a bundled recording of a model"
@@ -75,8 +81,6 @@ def _run_task(out: Console, client: PatchyardClient, upload: BinaryIO, stop: thr
     with Progress(out) as progress:
         for event in client.events(task["id"]):
             progress.show(event)
-            if stop.is_set():
-                return None
     return client.task(task["id"])
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -30,8 +31,10 @@ _SETTLE_S = 20.0
 """How long a service that could accept tasks may still lack a worker or an engine before we say so."""
 _STOP_S = {"worker": 75.0, "api": 10.0, "redis": 15.0}
 """A worker host has 30 s for its workers and 30 s for its keeper."""
+_MODULE_STOP_S = 10.0
 _LOOK_S = 0.2
 _LOG_TAIL = 1_500
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class DeploymentFailed(Exception):
@@ -47,6 +50,8 @@ class Options:
     workers: int = 2
     deployment: str | None = None
     """Label of the containers; None = one of this data folder, so that two deployments leave each other alone."""
+    admin_key: str | None = None
+    """None = the configured one, else the one in the data folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ class Deployment:
                 "PATCHYARD_WORKERS": str(self._options.workers),
                 "PATCHYARD_DEPLOYMENT": self._options.deployment or _label(self._folder),
             }
-            self._start("api", ["service.api"], model_keys=False)
+            admin = {"PATCHYARD_ADMIN_KEY": self._options.admin_key} if self._options.admin_key else {}
+            self._start("api", ["service.api"], model_keys=False, more=admin)
             self._start("worker", ["worker.main"], model_keys=True)
         except BaseException:
             self.stop()
@@ -102,15 +108,28 @@ class Deployment:
         self.stop()
 
     def module(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs another of our modules in this deployment's environment, to its end."""
-        return subprocess.run(
+        """Runs another of our modules in this deployment's environment, to its end; interrupted when we are."""
+        process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             env=child_environment(self._environment, model_keys=False),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
+            start_new_session=True,  # Ctrl-C is for us, who wait until it has cleaned up
+            preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGINT),
         )
+        try:
+            stdout, stderr = process.communicate()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=_MODULE_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def await_ready(self, stop: threading.Event) -> list[str]:
         """Waits until tasks are accepted and, for a while, until they would run; why they would not yet.
@@ -170,12 +189,20 @@ class Deployment:
             raise DeploymentFailed(f"the embedded Redis did not start:\n{_tail(child)}")
         return line.decode().strip()
 
-    def _start(self, name: str, arguments: list[str], *, model_keys: bool, stdout: int = subprocess.STDOUT) -> _Child:
+    def _start(
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        model_keys: bool,
+        stdout: int = subprocess.STDOUT,
+        more: Mapping[str, str] | None = None,
+    ) -> _Child:
         path = self.logs / f"{name}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
-                env=child_environment(self._environment, model_keys=model_keys),
+                env=child_environment({**self._environment, **(more or {})}, model_keys=model_keys),
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout == subprocess.STDOUT else stdout,
                 stderr=log,
@@ -197,9 +224,21 @@ def stop_on_signals() -> threading.Event:
             signal.raise_signal(sign)
         stop.set()
 
-    for sign in (signal.SIGINT, signal.SIGTERM):
+    for sign in _ENDING:
         signal.signal(sign, on_signal)
     return stop
+
+
+def interrupt_on_signals() -> None:
+    """The first SIGINT or SIGTERM raises KeyboardInterrupt here, whatever is waited for; a second one ends us."""
+
+    def on_signal(_sign: int, _frame: object) -> None:
+        for sign in _ENDING:
+            signal.signal(sign, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    for sign in _ENDING:
+        signal.signal(sign, on_signal)
 
 
 def port_is_free(host: str, port: int) -> bool:

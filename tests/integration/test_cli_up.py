@@ -98,9 +98,10 @@ def gone(pids: list[int]) -> bool:
 
 
 def containers(engine: docker.APIClient, environment: dict[str, str]) -> list[Any]:
-    label = f"patchyard.deployment={environment['PATCHYARD_DEPLOYMENT']}"
-    found: list[Any] = engine.containers(all=True, filters={"label": label})
-    return found
+    """Those of the deployment, and of the demos that ran under its name."""
+    found: list[Any] = engine.containers(all=True, filters={"label": "patchyard.deployment"})
+    name = environment["PATCHYARD_DEPLOYMENT"]
+    return [each for each in found if each["Labels"]["patchyard.deployment"].startswith(name)]
 
 
 def copy_of_examples(folder: Path) -> Path:
@@ -234,7 +235,7 @@ def test_the_demo_proves_its_patch_twice(environment: dict[str, str], engine: do
             "✓ the project's tests before the patch, in a fresh sandbox: FAILED (failures=1)",
             "✓ the project's tests after the patch, in a fresh sandbox: OK",
             "",
-            "Start your own with `patchyard up`; its API is described at http://127.0.0.1:8080/docs",
+            "Start your own with `.venv/bin/patchyard up`; its API is described at http://127.0.0.1:8080/docs",
         ]
         assert list((tmp_path / ".patchyard").iterdir()) == []
     assert containers(engine, environment) == []

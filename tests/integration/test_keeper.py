@@ -117,6 +117,13 @@ def test_the_doctor_finds_a_sound_host_sound(
     ]  # fmt: skip
 
 
+def test_the_doctor_does_not_miss_a_redis_that_nobody_named(parts: Parts, tmp_path: Path) -> None:
+    named = {name: getattr(parts.settings, name) for name in parts.settings.model_fields_set - {"redis_url"}}
+    nowhere = dataclasses.replace(parts, settings=WorkerSettings(_env_file=None, **named))
+    store = next(check for check in checks(nowhere) if check.name == "store")
+    assert (store.ok, store.detail) == (True, "no PATCHYARD_REDIS_URL: `patchyard up` brings its own Redis")
+
+
 def test_the_doctor_says_what_is_missing(parts: Parts) -> None:
     failed = [check for check in checks(parts) if not check.ok]
     assert [check.name for check in failed] == ["engine"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, child_environment
 from worker.settings import WorkerSettings, secret_named
 
 
@@ -53,3 +53,34 @@ def test_a_model_key_may_come_from_a_file_too(tmp_path: Path, monkeypatch: pytes
     assert secret is not None
     assert secret.get_secret_value() == "sk-abc"
     assert secret_named("NO_SUCH_KEY_ANYWHERE") is None
+
+
+def test_what_is_empty_counts_as_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose passes `${NAME:-}` on as an empty variable, and a secret file may be empty."""
+    (tmp_path / "empty").write_text("\n")
+    for name in ("PATCHYARD_ADMIN_KEY", "PATCHYARD_MODELS", "PATCHYARD_MODEL", "PATCHYARD_PORT", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "")
+    for name in ("PATCHYARD_SEAL_KEY_FILE", "OPENAI_API_KEY_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "empty"))
+    service, worker = ServiceSettings(_env_file=None), WorkerSettings(_env_file=None)
+    assert (service.admin_key, service.seal_key, service.port) == (None, None, 8080)
+    assert (worker.models, worker.model, worker.seal_key) == (None, None, None)
+    assert secret_named("OPENAI_API_KEY") is None
+
+
+def test_workers_use_the_engine_that_the_docker_command_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/user/1000/docker.sock")
+    assert WorkerSettings(_env_file=None).docker_url == "unix:///run/user/1000/docker.sock"
+    monkeypatch.setenv("PATCHYARD_DOCKER_URL", "unix:///elsewhere.sock")
+    assert WorkerSettings(_env_file=None).docker_url == "unix:///elsewhere.sock"
+    monkeypatch.delenv("PATCHYARD_DOCKER_URL")
+    monkeypatch.setenv("DOCKER_HOST", "")
+    assert WorkerSettings(_env_file=None).docker_url == "unix:///var/run/docker.sock"
+
+
+def test_a_child_without_model_keys_still_finds_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/user/1000/docker.sock")
+    monkeypatch.setenv("DEEPSEEK_API_KEY", "sk-canary")
+    passed = child_environment({}, model_keys=False)
+    assert passed["DOCKER_HOST"] == "unix:///run/user/1000/docker.sock"
+    assert "DEEPSEEK_API_KEY" not in passed
