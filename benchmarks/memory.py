@@ -207,7 +207,7 @@ def main() -> None:
             if not options.json:
                 say(iter([f"{verdict.what}: {taken:.1f} s"]))
     if options.json:
-        print(json.dumps(document(about, {}, found), indent=1))
+        print(json.dumps(document(about, [], found), indent=1))
     else:
         say(verdicts(found))
 

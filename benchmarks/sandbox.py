@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,7 @@ import docker
 from benchmarks.kit.boxes import Host, end_on_sigterm, host, toolbox, use
 from benchmarks.kit.measure import (
     Contender,
-    Sample,
+    Figure,
     Stopwatch,
     Verdict,
     at_most,
@@ -37,24 +37,36 @@ from benchmarks.kit.measure import (
     table,
     verdicts,
 )
+from sandbox_image.toolserver.paths import Paths
+from sandbox_image.toolserver.spawn import base_env
 from service.intake import canonicalise
 
-ROUNDS = 60
-SLOW_SHARE = 6
-"""`docker cp` of 2,000 files and cold starts take seconds, so they get a sixth of the rounds."""
+ROUNDS = 40
+SLOW_SHARE = 4
+"""`docker cp` of 2,000 files and cold starts take seconds, so they get a quarter of the rounds."""
 TEXT = b"".join(b"line %04d of a file of four kilobytes, as source code is\n" % n for n in range(72))[:4096]
 TREE_FILES, TREE_BYTES = 2_000, 20_000_000
 READ = 256 << 10
 """Pieces in which a worker reads the workspace from its blob store."""
 SHM = Path("/dev/shm")
+SPAWN_ENV = base_env(Paths([(b"/workspace", b"/"), (b"/home/agent", b"/"), (b"/tmp", b"/")]))
 
-Group = tuple[dict[str, Sample], list[Verdict]]
+Measured = tuple[Figure, list[Verdict]]
 
 
 def spawn_host(watch: Stopwatch) -> None:
-    """The least any way to run `bash -c true` can cost here."""
+    """The least that running `bash -c true` can cost here: as a box does it, but without box, limits and pipe.
+
+    The same environment, a session of its own, its output read to the end.
+    """
     with watch.running():
-        pid = os.posix_spawn("/bin/bash", ["bash", "-c", "true"], {"PATH": "/usr/bin:/bin"}, setsid=True)
+        output, write = os.pipe2(os.O_CLOEXEC)
+        actions = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
+        pid = os.posix_spawn("/bin/bash", ["bash", "-c", "true"], SPAWN_ENV, file_actions=actions, setsid=True)
+        os.close(write)
+        while os.read(output, 65_536):
+            pass
+        os.close(output)
         _, status = os.waitpid(pid, 0)
     assert status == 0
 
@@ -62,7 +74,7 @@ def spawn_host(watch: Stopwatch) -> None:
 SPAWN = Contender("host posix_spawn of bash", spawn_host)
 
 
-def bash_true(here: Host, rounds: int) -> Group:
+def bash_true(here: Host, rounds: int) -> Measured:
     """P1: the shortest command, from the model's JSON to the answer it gets."""
     with ExitStack() as stack:
         tools = toolbox(stack.enter_context(here.box()))
@@ -90,16 +102,17 @@ def bash_true(here: Host, rounds: int) -> Group:
             Contender("docker exec", cli),
             Contender("exec_run", exec_run),
         ]
-        found = interleave(contenders, rounds=rounds, warmups=3)
+        figure = interleave("P1 `bash true`", contenders, rounds=rounds, warmups=3)
+    found = figure.samples
     ours = found["bash tool"]
-    return found, [
+    return figure, [
         at_most("P1", ours, found[SPAWN.name], 1.5),
         faster("P1", ours, found["docker exec"], 15),
         faster("P1", ours, found["exec_run"], 12),
     ]
 
 
-def small_file(here: Host, rounds: int) -> Group:
+def small_file(here: Host, rounds: int) -> Measured:
     """P2: 4 KB in and out by the file tools."""
     arguments = json.dumps({"path": "src/file.py", "content": TEXT.decode()})
     with ExitStack() as stack:
@@ -134,14 +147,15 @@ def small_file(here: Host, rounds: int) -> Group:
             Contender("docker exec, write", exec_write),
             Contender("docker exec, read", exec_read),
         ]
-        found = interleave(contenders, rounds=rounds, warmups=3)
+        figure = interleave("P2 a 4 KB file", contenders, rounds=rounds, warmups=3)
+    found = figure.samples
     goals = [at_most("P2", found[name], found[SPAWN.name], 0.5) for name in ("write_file", "read_file")]
     goals.append(faster("P2", found["write_file"], found["docker exec, write"], 50))
     goals.append(faster("P2", found["read_file"], found["docker exec, read"], 50))
-    return found, goals
+    return figure, goals
 
 
-def cold_start(here: Host, rounds: int) -> Group:
+def cold_start(here: Host, rounds: int) -> Measured:
     """P4: from nothing to the answer of the first command."""
 
     def ours(watch: Stopwatch) -> None:
@@ -154,11 +168,12 @@ def cold_start(here: Host, rounds: int) -> Group:
             here.docker("exec", peer, "bash", "-c", "true")
 
     contenders = [Contender("hardened start", ours), Contender("docker run + exec", docker_run)]
-    found = interleave(contenders, rounds=rounds)
-    return found, [at_most("P4", found["hardened start"], found["docker run + exec"], 0.9)]
+    figure = interleave("P4 cold start", contenders, rounds=rounds)
+    found = figure.samples
+    return figure, [at_most("P4", found["hardened start"], found["docker run + exec"], 0.9)]
 
 
-def workspace_in(here: Host, rounds: int) -> Group:
+def workspace_in(here: Host, rounds: int) -> Measured:
     """P5: 20 MB in 2,000 files, from a file on disk into an empty tmpfs of the box."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="patchyard-bench-")))
@@ -196,9 +211,10 @@ def workspace_in(here: Host, rounds: int) -> Group:
             Contender("host pipe into tar x", pipe),
             Contender("docker cp", docker_cp),
         ]
-        found = interleave(contenders, rounds=rounds)
+        figure = interleave("P5 20 MB in 2,000 files into the box", contenders, rounds=rounds)
+    found = figure.samples
     ours = found["load"]
-    return found, [at_most("P5", ours, found["host pipe into tar x"], 2), faster("P5", ours, found["docker cp"], 15)]
+    return figure, [at_most("P5", ours, found["host pipe into tar x"], 2), faster("P5", ours, found["docker cp"], 15)]
 
 
 def write_tree(path: Path) -> None:
@@ -225,28 +241,28 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="every number, as JSON, instead of tables")
     options = parser.parse_args()
     end_on_sigterm()
-    few = max(2, options.rounds // SLOW_SHARE)
-    plan: list[tuple[str, Callable[[Host, int], Group], int]] = [
-        ("P1 `bash true`", bash_true, max(2, options.rounds)),
-        ("P2 a 4 KB file", small_file, max(2, options.rounds)),
-        ("P4 cold start", cold_start, few),
-        ("P5 20 MB in 2,000 files into the box", workspace_in, few),
+    many, few = max(2, options.rounds), max(2, options.rounds // SLOW_SHARE)
+    plan: list[tuple[Callable[[Host, int], Measured], int]] = [
+        (bash_true, many),
+        (small_file, many),
+        (cold_start, few),
+        (workspace_in, few),
     ]
-    groups: dict[str, Sequence[Sample]] = {}
+    figures: list[Figure] = []
     goals: list[Verdict] = []
     with host() as here:
         about = {**machine(), "engine": here.engine()}
         if not options.json:
-            say(iter([f"on {about}"]))
-        for title, measure, rounds in plan:
-            found, said = measure(here, rounds)
-            groups[title] = list(found.values())
+            say(iter([", ".join(f"{name} {value}" for name, value in about.items())]))
+        for measure, rounds in plan:
+            figure, said = measure(here, rounds)
+            figures.append(figure)
             goals += said
             if not options.json:
-                say(table(title, groups[title]))
+                say(table(figure))
                 say(verdicts(said))
     if options.json:
-        print(json.dumps(document(about, groups, goals), indent=1))
+        print(json.dumps(document(about, figures, goals), indent=1))
 
 
 if __name__ == "__main__":

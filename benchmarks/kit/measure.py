@@ -1,7 +1,8 @@
 """Contenders measured in turn in one run, and what their medians say about the goals.
 
 The machine is shared and noisy, so an absolute time proves nothing: each round runs every contender once, in an order
-that moves on by one, and a verdict is a ratio of medians.
+that moves on by one, and a verdict is a ratio of medians. Each turn waits for a moment in which nothing else runs, so
+that what the contender before has left to the engine to do is not ours to pay; on a busy machine that wait is given up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+QUIET_LOOKS = 3
+LOOK_S = 0.001
+MAX_WAIT_S = 15.0
+"""For all quiet moments of one figure together."""
 
 
 class Stopwatch:
@@ -54,17 +61,56 @@ class Sample:
         return low, high
 
 
-def interleave(contenders: Sequence[Contender], *, rounds: int, warmups: int = 1) -> dict[str, Sample]:
+class QuietMoments:
+    """Finds them in the number of runnable threads (proc(5), loadavg), within a budget of waiting for all turns."""
+
+    def __init__(self, turns: int) -> None:
+        self._budget = MAX_WAIT_S
+        self._ahead = self._turns = turns
+        self._missed = 0
+
+    def wait(self) -> None:
+        """Returns when only we have run for a few looks, or when this turn's share of the budget is used up."""
+        deadline = time.monotonic() + self._budget / self._ahead
+        start = time.monotonic()
+        calm = 0
+        while calm < QUIET_LOOKS and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            calm = calm + 1 if _runnable() == 1 else 0
+        self._missed += calm < QUIET_LOOKS
+        self._budget -= time.monotonic() - start
+        self._ahead -= 1
+
+    def __str__(self) -> str:
+        return f"quiet at the start of {self._turns - self._missed} of {self._turns} turns"
+
+
+def _runnable() -> int:
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What one interleaved run found."""
+
+    title: str
+    samples: dict[str, Sample]
+    quiet: str
+
+
+def interleave(title: str, contenders: Sequence[Contender], *, rounds: int, warmups: int = 1) -> Figure:
     """Every contender once a round; the first `warmups` rounds are not counted. `rounds` ≥ 2."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    moments = QuietMoments((warmups + rounds) * len(contenders))
     for turn in range(warmups + rounds):
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
             watch = Stopwatch()
+            moments.wait()
             contender.once(watch)
             if turn >= warmups:
                 seconds[contender.name].append(watch.seconds)
-    return {name: Sample(name, tuple(taken)) for name, taken in seconds.items()}
+    return Figure(title, {name: Sample(name, tuple(taken)) for name, taken in seconds.items()}, str(moments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +155,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def table(title: str, samples: Sequence[Sample]) -> Iterator[str]:
+def table(figure: Figure) -> Iterator[str]:
     """The medians, in milliseconds, with the middle half of the rounds."""
+    samples = list(figure.samples.values())
     width = max(len(sample.name) for sample in samples)
-    yield f"{title}  (ms: median, middle half; {len(samples[0].seconds)} rounds)"
+    yield f"{figure.title}  (ms: median, middle half; {len(samples[0].seconds)} rounds; {figure.quiet})"
     for sample in samples:
         low, high = sample.quartiles
         yield f"  {sample.name:<{width}}  {sample.median * 1e3:9.2f}   {low * 1e3:.2f}–{high * 1e3:.2f}"
@@ -127,11 +174,18 @@ def verdicts(found: Sequence[Verdict]) -> Iterator[str]:
         yield f"  {verdict.figure:<4}{verdict.what:<{width}}  {said:>16}  {wanted:<19}{met}"
 
 
-def document(about: dict[str, Any], samples: dict[str, Sequence[Sample]], found: Sequence[Verdict]) -> dict[str, Any]:
+def document(about: dict[str, Any], figures: Sequence[Figure], found: Sequence[Verdict]) -> dict[str, Any]:
     """The run for `--json`: seconds of every round, and the verdicts."""
     return {
         "machine": about,
-        "seconds": {title: {sample.name: sample.seconds for sample in group} for title, group in samples.items()},
+        "figures": [
+            {
+                "title": figure.title,
+                "quiet": figure.quiet,
+                "seconds": {sample.name: sample.seconds for sample in figure.samples.values()},
+            }
+            for figure in figures
+        ],
         "verdicts": [{**asdict(verdict), "met": verdict.met} for verdict in found],
     }
 
