@@ -48,7 +48,7 @@ def carry_out(
         duration_ms = round((time.monotonic() - started) * 1_000)
         summary = toolbox.unmarked(answer.text)[:SUMMARY_CHARS]
         yield ToolFinished(call.id, _name(call, prepared), answer.ok, summary, duration_ms)
-        repetition.saw(_signature(call, prepared), answer.text, answer.error)
+        repetition.saw(_signature(call, prepared), answer.text, _kind(answer, prepared))
         told = f"{reminder}\n{answer.text}" if reminder else answer.text
         reminder = ""
         if record is not None:
@@ -66,6 +66,11 @@ def _name(call: ToolCall, prepared: Prepared | Answer) -> str:
 def _started(call: ToolCall, prepared: Prepared | Answer, turn: int) -> ToolStarted:
     arguments = prepared.arguments if isinstance(prepared, Prepared) else {"unreadable": call.arguments}
     return ToolStarted(call.id, _name(call, prepared), shorten(arguments), turn)
+
+
+def _kind(answer: Answer, prepared: Prepared | Answer) -> str | None:
+    """The kind of a failure: what one tool refuses says nothing of another. None when the tool did its work."""
+    return f"{prepared.tool.name}: {answer.error}" if answer.error and isinstance(prepared, Prepared) else answer.error
 
 
 def _signature(call: ToolCall, prepared: Prepared | Answer) -> str:
