@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from service.errors import ArchiveUnsafe
+from service.intake.checksum import byte_sum
 from service.intake.manifest import Entry, PackedManifest
 from service.intake.member import Member
 from service.intake.policy import IntakeLimits, Meter, StoredFile, Tree, clean_path, too_large, unsafe
@@ -37,7 +38,7 @@ def _header(name: bytes, mode: int, size: int, kind: bytes, link: bytes = b"") -
         name, b"%07o\0" % mode, _ID, _ID, b"%011o\0" % size, _TIME, b" " * 8, kind, link,
         b"ustar\0", b"00", b"", b"", b"", b"", b"",
     )  # fmt: skip
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+    return block[:148] + b"%06o\0 " % byte_sum(block) + block[156:]
 
 
 def _padding(size: int) -> bytes:

@@ -36,7 +36,7 @@ class PackedManifest:
 
     def add(self, path: bytes, entry: Entry) -> None:
         row = (_text(path), entry.kind, int(entry.exec), entry.size, entry.offset, entry.sha256, _text(entry.target))
-        self._keep(self._deflate.compress(json.dumps(row, separators=(",", ":")).encode("ascii") + b"\n"))
+        self._keep(self._deflate.compress(_line(row).encode("ascii") + b"\n"))
 
     def close(self) -> None:
         """No more entries."""
@@ -71,6 +71,10 @@ class Manifest(Mapping[bytes, Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+_line = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for every row."""
 
 
 def _text(name: bytes) -> str:
