@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from service.intake.checksum import byte_sum
 from service.intake.member import EMPTY, Member
 from service.intake.policy import IntakeLimits, too_large, unreadable, unsafe
 
@@ -70,7 +71,8 @@ def is_header(block: bytes) -> bool:
         return False
     told = int(match[1], 8)
     fields = block[:148] + b" " * 8 + block[156:]
-    return told == sum(fields) or told == sum(fields) - 256 * sum(byte > 127 for byte in fields)
+    total = byte_sum(fields)
+    return told == total or told == total - 256 * sum(byte > 127 for byte in fields)
 
 
 def members(stream: io.BufferedReader, limits: IntakeLimits) -> Iterator[Member]:
