@@ -21,6 +21,8 @@ _CHUNK = 64 << 10
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _MOST_EXTENSION = 1 << 20
 """Bytes of one pax header; they hold attributes too, which we do not keep."""
+_RECORDS_PER_ENTRY = 20
+"""pax records an archive may have for each of its permitted entries; some bytes each, more would take minutes."""
 _PAX_RECORD = re.compile(rb"(\d{1,8}) ([^=\0]+)=")
 _REFUSED_TYPES = {
     b"3": "is a character device",
@@ -64,6 +66,30 @@ class _Extension:
         self.link = link
 
 
+class _Pax:
+    """Reads the pax headers of one archive, which share a bound."""
+
+    def __init__(self, limits: IntakeLimits) -> None:
+        self._left = _RECORDS_PER_ENTRY * limits.entries
+
+    def records(self, data: bytes, header: _Header) -> dict[bytes, bytes]:
+        """The records `<length> <key>=<value>\\n` of a pax header; a later one of a key wins, as POSIX says."""
+        records, at = {}, 0
+        while at < len(data):
+            match = _PAX_RECORD.match(data, at)
+            end = at + int(match[1]) if match else 0
+            if match is None or end <= match.end() or end > len(data) or data[end - 1 : end] != b"\n":
+                raise unsafe(header.name, "has a broken pax header")
+            if match[2].startswith(b"GNU.sparse."):
+                raise unsafe(header.name, _REFUSED_TYPES[b"S"])
+            self._left -= 1
+            if self._left < 0:
+                raise too_large("too_many_entries", "the archive has too many pax records")
+            records[match[2]] = data[match.end() : end - 1]
+            at = end
+        return records
+
+
 def is_header(block: bytes) -> bool:
     """Whether 512 bytes are a tar header: its checksum holds, by the unsigned or the old signed sum."""
     match = _OCTAL.fullmatch(block[148:156])
@@ -78,6 +104,7 @@ def is_header(block: bytes) -> bool:
 def members(stream: io.BufferedReader, limits: IntakeLimits) -> Iterator[Member]:
     """Every member in order; ends only at a proper end marker with nothing behind it."""
     globals_left = limits.entries
+    pax = _Pax(limits)
     extension = _Extension()
     while (block := _read(stream, BLOCK)) != _ZEROS:
         header = _parse(block)
@@ -85,9 +112,9 @@ def members(stream: io.BufferedReader, limits: IntakeLimits) -> Iterator[Member]
             globals_left -= 1
             if globals_left < 0:
                 raise too_large("too_many_entries", "the archive has too many global headers")
-            _refuse_global(_pax(_extension_data(stream, header), header), header)
+            _refuse_global(pax.records(_extension_data(stream, header), header), header)
         elif header.type in (b"x", b"X", b"L", b"K"):
-            _extend(extension, header, _extension_data(stream, header))
+            _extend(extension, header, _extension_data(stream, header), pax)
         else:
             member = _member(stream, header, extension)
             yield member
@@ -142,35 +169,20 @@ def _extension_data(stream: io.BufferedReader, header: _Header) -> bytes:
     return data
 
 
-def _pax(data: bytes, header: _Header) -> dict[bytes, bytes]:
-    """The records `<length> <key>=<value>\\n` of a pax header; a later one of a key wins, as POSIX says."""
-    records, at = {}, 0
-    while at < len(data):
-        match = _PAX_RECORD.match(data, at)
-        end = at + int(match[1]) if match else 0
-        if match is None or end <= match.end() or end > len(data) or data[end - 1 : end] != b"\n":
-            raise unsafe(header.name, "has a broken pax header")
-        if match[2].startswith(b"GNU.sparse."):
-            raise unsafe(header.name, _REFUSED_TYPES[b"S"])
-        records[match[2]] = data[match.end() : end - 1]
-        at = end
-    return records
-
-
 def _refuse_global(records: dict[bytes, bytes], header: _Header) -> None:
     for key in (b"path", b"linkpath", b"size"):
         if key in records:
             raise unsafe(header.name, f"is a global header that sets {key.decode()!r} of every member")
 
 
-def _extend(extension: _Extension, header: _Header, data: bytes) -> None:
+def _extend(extension: _Extension, header: _Header, data: bytes, pax: _Pax) -> None:
     extension.take(header.type.lower() if header.type == b"X" else header.type, header)
     if header.type == b"L":
         extension.set_name(_text(data))
     elif header.type == b"K":
         extension.set_link(_text(data))
     else:
-        records = _pax(data, header)
+        records = pax.records(data, header)
         if b"path" in records:
             extension.set_name(records[b"path"])
         if b"linkpath" in records:
