@@ -6,11 +6,12 @@ Layout of `DiskBlobs(folder)`, everything mode 0700/0600:
     <folder>/tmp/…          a file being written, locked by its writer
 
 A blob appears at once and whole (fsync, then rename), or not at all. Errors: `NotFound` code `blob_missing`;
-`Unavailable` code `storage_full` when the disk has no room.
+`Unavailable` code `storage_full` when the disk has no room, `storage_unavailable` when it fails in another way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -27,7 +28,7 @@ from service.errors import NotFound, Unavailable
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_RETRY_WHEN_FULL_S = 60
+_RETRY_LATER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +79,19 @@ class Blobs(Protocol):
 
 
 @contextmanager
-def _room() -> Iterator[None]:
+def _disk() -> Iterator[None]:
+    """What the disk refuses is not the caller's doing: it may try again."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise Unavailable(
-                "the disk of the service is full; try again later",
-                code="storage_full",
-                retry_after_s=_RETRY_WHEN_FULL_S,
-            ) from error
-        raise
+        full = error.errno in _FULL
+        raise Unavailable(
+            "the disk of the service is full; try again later"
+            if full
+            else f"the disk of the service fails ({error.strerror}); try again later",
+            code="storage_full" if full else "storage_unavailable",
+            retry_after_s=_RETRY_LATER_S,
+        ) from error
 
 
 class _TempFile:
@@ -106,7 +109,7 @@ class _TempFile:
         return BlobRef(self._hash.hexdigest(), self._size)
 
     def write(self, data: bytes, /) -> int:
-        with _room():
+        with _disk():
             if not self._at_end:
                 self._file.seek(0, os.SEEK_END)
                 self._at_end = True
@@ -117,17 +120,17 @@ class _TempFile:
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         self._at_end = False
-        with _room():
+        with _disk():
             return self._file.seek(offset, whence)
 
     def read(self, size: int = -1, /) -> bytes:
         self._at_end = False
-        with _room():
+        with _disk():
             return self._file.read(size)
 
     def keep(self, target: Path) -> None:
         """Moves the file, whole and durable, to its name."""
-        with _room():
+        with _disk():
             self._file.flush()
             os.fsync(self._file.fileno())
             target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -138,21 +141,20 @@ class _TempFile:
 
     def discard(self) -> None:
         """Closes the file and removes its temporary name; idempotent."""
-        self._path.unlink(missing_ok=True)
-        try:
+        # Closing flushes, which on a full disk fails again, for bytes that nobody wants any more. A name that cannot
+        # be removed now is removed by the next start.
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
             self._file.close()
-        except OSError as error:
-            # Closing flushes; on a full disk that fails again, for bytes that nobody wants any more.
-            if error.errno not in _FULL:
-                raise
 
 
 def _create_locked(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / secrets.token_hex(16)
-        with _room():
+        with _disk():
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Between the two calls a starting process may have taken the file for a dead writer's.
         if path.exists():
             return path, descriptor
@@ -201,19 +203,22 @@ class DiskBlobs:
             temp.discard()
 
     def open(self, sha256: str) -> BinaryIO:
-        try:
-            return self._path(sha256).open("rb")
-        except FileNotFoundError:
-            raise _missing(sha256) from None
+        with _disk():
+            try:
+                return self._path(sha256).open("rb")
+            except FileNotFoundError:
+                raise _missing(sha256) from None
 
     def size(self, sha256: str) -> int:
-        try:
-            return self._path(sha256).stat().st_size
-        except FileNotFoundError:
-            raise _missing(sha256) from None
+        with _disk():
+            try:
+                return self._path(sha256).stat().st_size
+            except FileNotFoundError:
+                raise _missing(sha256) from None
 
     def delete(self, sha256: str) -> None:
-        self._path(sha256).unlink(missing_ok=True)
+        with _disk():
+            self._path(sha256).unlink(missing_ok=True)
 
     def _path(self, sha256: str) -> Path:
         if not _SHA256.fullmatch(sha256):
