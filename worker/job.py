@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -280,10 +279,10 @@ class Run:
                 exit_reason=ExitReason.MODEL_ERROR,
             )
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="patchyard-")))
-            transcript = Transcript(folder / "transcript.jsonl", mask=self._masker.text)
-            stack.callback(self._store_transcript, folder / "transcript.jsonl")
-            stack.enter_context(transcript)
+            # Without a name: a run that is killed leaves nothing behind.
+            file = stack.enter_context(tempfile.TemporaryFile())
+            transcript = stack.enter_context(Transcript(file, mask=self._masker.text))
+            stack.callback(self._store_transcript, file)
             client = self._parts.clients.get(profile.name)
             model = stack.enter_context(open_model(profile, client=client, record=transcript.exchange))
             toolbox = build_toolbox(
@@ -305,14 +304,10 @@ class Run:
                 )
             )
 
-    def _store_transcript(self, path: Path) -> None:
-        def chunks() -> Iterator[bytes]:
-            with path.open("rb") as file:
-                while data := file.read(_READ):
-                    yield data
-
+    def _store_transcript(self, file: BinaryIO) -> None:
         self._control.check_lease()
-        self._journal.add_artifact("transcript.jsonl", chunks())
+        file.seek(0)
+        self._journal.add_artifact("transcript.jsonl", iter(partial(file.read, _READ), b""))
 
     def _exported(self, box: Sandbox | None, ending: Ending) -> Ending:
         """The ending with its patch; a finished task whose patch cannot be proven has failed after all."""

@@ -274,7 +274,7 @@ def test_where_no_longer_reply_is_granted_the_truncated_one_is_kept_and_it_is_no
     cut = says("half an ans", finish="length")
     answers = [cut, refuses(400, "max_tokens is too large"), cut]
     with (
-        Transcript(tmp_path / "t") as transcript,
+        Transcript((tmp_path / "t").open("wb")) as transcript,
         serving(Provider(answers)) as provider,
         model_of(provider, record=transcript.exchange) as model,
     ):
@@ -391,7 +391,7 @@ def test_every_exchange_is_recorded_in_order(tmp_path: Path) -> None:
     path = tmp_path / "transcript.jsonl"
     answers = [refuses(503, "overloaded"), says("half", finish="length"), says("whole")]
     with (
-        Transcript(path) as transcript,
+        Transcript(path.open("wb")) as transcript,
         serving(Provider(answers)) as provider,
         model_of(provider, record=transcript.exchange) as model,
     ):
@@ -413,7 +413,7 @@ def test_a_recorded_run_replays_the_same(tmp_path: Path) -> None:
         Answer(json.dumps(body, indent=1).encode(), type="application/json"),
     ]
     with (
-        Transcript(path) as transcript,
+        Transcript(path.open("wb")) as transcript,
         serving(Provider(answers)) as provider,
         model_of(provider, record=transcript.exchange) as model,
     ):

@@ -26,6 +26,17 @@ def test_the_loop_is_one_page() -> None:
     assert len(lines) <= 200
 
 
+def test_no_run_leaves_a_named_temporary_file_behind_when_it_is_killed() -> None:
+    """A file without a name goes with its process; blobs have their own folder, which every start tidies."""
+    named = ("TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp")
+    makers = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "worker").rglob("*.py")
+        if any(name in path.read_text(encoding="utf-8") for name in named)
+    ]
+    assert makers == ["worker/sandbox/local.py"]  # the subprocess sandbox of the tests
+
+
 def test_only_the_settings_read_the_environment() -> None:
     readers = [
         str(path.relative_to(ROOT))

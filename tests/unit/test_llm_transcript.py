@@ -25,7 +25,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_a_run_is_recorded_and_only_what_is_new_of_a_conversation(tmp_path: Path) -> None:
     path = tmp_path / "transcript.jsonl"
     first, second = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    with Transcript(path) as transcript:
+    with Transcript(path.open("wb")) as transcript:
         transcript.exchange(exchange([first], "{}", "[DONE]"))
         transcript.tool(id="c", tool="bash", arguments="{}", ok=True, result="x", duration_ms=3)
         transcript.exchange(exchange([first, second], outcome="failed", error="gone"))
@@ -48,7 +48,7 @@ def test_a_run_is_recorded_and_only_what_is_new_of_a_conversation(tmp_path: Path
 
 def test_another_conversation_is_recorded_whole(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    with Transcript(path) as transcript:
+    with Transcript(path.open("wb")) as transcript:
         transcript.exchange(exchange(["a", "b"]))
         transcript.exchange(exchange(["a", "c"]))
     assert [(r["messages_before"], r["body"]["messages"]) for r in records(path)[::2]] == [
@@ -59,7 +59,7 @@ def test_another_conversation_is_recorded_whole(tmp_path: Path) -> None:
 
 def test_a_secret_split_over_two_chunks_keeps_the_lines_back(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    with Transcript(path, mask=lambda text: text.replace("hunter22", "•••")) as transcript:
+    with Transcript(path.open("wb"), mask=lambda text: text.replace("hunter22", "•••")) as transcript:
         transcript.exchange(exchange(["is it hunter22?"], '{"c":"hunt"}', '{"c":"er22"}', said="yes, hunter22"))
         transcript.tool(id="c", tool="bash", arguments="hunter22", ok=True, result="hunter22", duration_ms=0)
     request, response, tool = records(path)
@@ -70,7 +70,7 @@ def test_a_secret_split_over_two_chunks_keeps_the_lines_back(tmp_path: Path) -> 
 
 def test_it_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    with Transcript(path, max_bytes=1_000) as transcript:
+    with Transcript(path.open("wb"), max_bytes=1_000) as transcript:
         for _ in range(30):
             transcript.tool(id="c", tool="bash", arguments="{}", ok=True, result="x" * 100, duration_ms=0)
     assert path.stat().st_size <= 1_000

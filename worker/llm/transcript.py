@@ -18,8 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -46,14 +45,14 @@ Recorder = Callable[[Exchange], None]
 
 
 class Transcript:
-    """Writes one run's transcript to `path`, at most `max_bytes`; use as a context manager.
+    """Writes one run's transcript to `file`, at most `max_bytes`, and closes it; use as a context manager.
 
     `mask` hides secrets in a text. Response lines that hold a secret, whole or split over several of them,
     are kept back as a whole.
     """
 
-    def __init__(self, path: Path, *, mask: Callable[[str], str] = str, max_bytes: int = MAX_BYTES) -> None:
-        self._file = path.open("wb")
+    def __init__(self, file: BinaryIO, *, mask: Callable[[str], str] = str, max_bytes: int = MAX_BYTES) -> None:
+        self._file = file
         self._mask = mask
         self._left = max_bytes
         self._requests = 0
