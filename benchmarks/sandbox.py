@@ -42,8 +42,8 @@ from sandbox_image.toolserver.spawn import base_env
 from service.intake import canonicalise
 
 ROUNDS = 40
-SLOW_SHARE = 4
-"""`docker cp` of 2,000 files and cold starts take seconds, so they get a quarter of the rounds."""
+SLOW_SHARE = 5
+"""`docker cp` of 2,000 files and cold starts take seconds, so they get a fifth of the rounds."""
 TEXT = b"".join(b"line %04d of a file of four kilobytes, as source code is\n" % n for n in range(72))[:4096]
 TREE_FILES, TREE_BYTES = 2_000, 20_000_000
 READ = 256 << 10

@@ -20,8 +20,10 @@ from typing import Any, Literal
 
 QUIET_LOOKS = 3
 LOOK_S = 0.001
-MAX_WAIT_S = 15.0
+MAX_WAIT_S = 10.0
 """For all quiet moments of one figure together."""
+MAX_FIGURE_S = 28.0
+"""A machine too busy for all rounds in this time gives fewer, so that `make bench` ends within three minutes."""
 
 
 class Stopwatch:
@@ -66,8 +68,8 @@ class QuietMoments:
 
     def __init__(self, turns: int) -> None:
         self._budget = MAX_WAIT_S
-        self._ahead = self._turns = turns
-        self._missed = 0
+        self._ahead = turns
+        self._turns = self._missed = 0
 
     def wait(self) -> None:
         """Returns when only we have run for a few looks, or when this turn's share of the budget is used up."""
@@ -77,6 +79,7 @@ class QuietMoments:
         while calm < QUIET_LOOKS and time.monotonic() < deadline:
             time.sleep(LOOK_S)
             calm = calm + 1 if _runnable() == 1 else 0
+        self._turns += 1
         self._missed += calm < QUIET_LOOKS
         self._budget -= time.monotonic() - start
         self._ahead -= 1
@@ -99,10 +102,13 @@ class Figure:
 
 
 def interleave(title: str, contenders: Sequence[Contender], *, rounds: int, warmups: int = 1) -> Figure:
-    """Every contender once a round; the first `warmups` rounds are not counted. `rounds` ≥ 2."""
+    """Every contender once a round; the first `warmups` rounds are not counted. `rounds` ≥ 2, and may become fewer."""
+    deadline = time.monotonic() + MAX_FIGURE_S
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     moments = QuietMoments((warmups + rounds) * len(contenders))
     for turn in range(warmups + rounds):
+        if turn >= warmups + 2 and time.monotonic() > deadline:
+            break
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
             watch = Stopwatch()
