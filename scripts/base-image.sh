@@ -60,7 +60,7 @@ elif docker image inspect "$name" >/dev/null 2>&1; then
   exit 0
 elif docker image inspect "$wanted" >/dev/null 2>&1; then
   docker tag "$wanted" "$name"
-elif registry_answers && docker pull -q "$wanted" >/dev/null 9>&-; then
+elif registry_answers && say "pulling the base image $wanted" && docker pull -q "$wanted" >/dev/null 9>&-; then
   docker tag "$wanted" "$name"
 else
   [ "$(id -u)" = 0 ] || die "no image registry answers; as root I could make a base image of Debian packages"

@@ -19,7 +19,6 @@ alive() {
   pid=$(cat "$1" 2>/dev/null) && grep -qE '^[0-9]+ \((dockerd|containerd)\) [^ZX]' "/proc/$pid/stat" 2>/dev/null
 }
 
-[ "$(uname -m)" = x86_64 ] || die "this version runs on x86-64 only: the seccomp profile names its system calls"
 if version=$(answers); then
   exit 0
 fi
@@ -41,8 +40,9 @@ command -v dockerd >/dev/null || apt_install docker.io iptables
 command -v docker >/dev/null || apt_install docker-cli # a package of its own since Debian 13
 if ! version=$(answers) && ! alive /var/run/docker.pid && ! alive "$pidfile"; then
   if [ -d /run/systemd/system ] && systemctl cat docker.service >/dev/null 2>&1; then
+    told="its log: 'journalctl -u docker'"
     say "starting docker.service"
-    systemctl start docker.service </dev/null >/dev/null 2>&1 8>&- 9>&- || die "it did not start: see 'journalctl -u docker'"
+    systemctl start docker.service </dev/null >/dev/null 2>&1 8>&- 9>&- || die "it did not start; $told"
   else
     # dockerd waits 15 s for a containerd whose pid file outlived it
     alive /var/run/docker/containerd/containerd.pid || rm -f /var/run/docker/containerd/containerd.pid
@@ -59,5 +59,5 @@ for _ in $(seq 300); do
   fi
   sleep 0.1
 done
-tail -n 15 "$log" >&2
-die "the Docker engine did not answer within 30 s; its log is $log"
+[ -n "${told:-}" ] || [ ! -f "$log" ] || tail -n 15 "$log" >&2
+die "the Docker engine did not answer within 30 s; ${told:-its log is $log}"

@@ -1,5 +1,6 @@
 # Shared by the scripts of this folder: where the checkout is, how a script speaks, one lock for shared state.
 set -euo pipefail
+trap 'exit 130' INT TERM # also where the program that ran at that moment did not care
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 state="$root/.patchyard" # everything the scripts remember; `make clean` removes it
@@ -21,6 +22,16 @@ locked() {
   export PATCHYARD_LOCKED=1
 }
 
+# A fresh machine updates itself after its first boot: its own apt is waited for, not run into.
+apt_get() { apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null 8>&- 9>&-; }
+apt_update() {
+  for _ in $(seq 12); do
+    apt_get update && return
+    sleep 5
+  done
+  return 1
+}
+
 # Installs Debian packages, quietly; says what to do where it may not.
 apt_install() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
@@ -29,9 +40,8 @@ apt_install() {
   export DEBIAN_FRONTEND=noninteractive
   local log="$state/apt.log"
   mkdir -p "$state"
-  { apt-get install -y -q --no-install-recommends "$@" ||
-    { apt-get update -q && apt-get install -y -q --no-install-recommends "$@"; }; } \
-    </dev/null >"$log" 2>&1 9>&- || {
+  { apt_get install -y --no-install-recommends "$@" ||
+    { apt_update && apt_get install -y --no-install-recommends "$@"; }; } >"$log" 2>&1 || {
     tail -n 15 "$log" >&2
     die "apt-get could not install $*; its whole output is in $log"
   }
