@@ -19,7 +19,6 @@ import logging
 import os
 import signal
 import zlib
-from collections.abc import Iterator
 from typing import Any, Self, cast
 
 import redis
@@ -31,8 +30,8 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.worker import WorkerStatus
 
-from service.errors import Unavailable
 from service.process import die_with_parent
+from service.redis_edge import redis_edge
 
 FUNCTION = "worker.job.answer_bell"
 """The only function a worker calls; named, not imported: the service knows nothing of the worker."""
@@ -100,7 +99,7 @@ class Doorbell:
 
         With no worker there, one bell waits for the first. Twins that ring together may ring once too often.
         """
-        with _edge():
+        with redis_edge("queue"):
             out = self._redis.llen(self._queue.key)
             workers = self._redis.scard(f"rq:workers:{self._queue.name}")
             count = min(n, max(workers, 1) - out)
@@ -111,7 +110,7 @@ class Doorbell:
 
     def bells_out(self) -> int:
         """Bells rung and not yet taken by a worker."""
-        with _edge():
+        with redis_edge("queue"):
             return int(self._redis.llen(self._queue.key))
 
     def close(self) -> None:
@@ -160,18 +159,10 @@ class DoorbellWorker(Worker):
 
     def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
         # RQ's worker would end, and the run with it. The run decides for itself how long it can do without Redis.
-        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+        with contextlib.suppress(redis.RedisError):
             super().maintain_heartbeats(job, execution)
 
     def handle_warm_shutdown_request(self) -> None:
         super().handle_warm_shutdown_request()
         if self.horse_pid:
             self.kill_horse(signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _edge() -> Iterator[None]:
-    try:
-        yield
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise Unavailable("the queue does not answer; try again") from error

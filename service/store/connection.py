@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any, BinaryIO, Protocol, Self
@@ -16,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.contracts import MAX_RUNS, TERMINAL, TRANSITIONS
-from service.errors import Unavailable
+from service.redis_edge import redis_edge
 
 LEASE_S = 30.0
 """A run's hold on its task between two renewals (docs/architecture.md: heartbeat 5 s, lease 30 s)."""
@@ -28,15 +27,6 @@ SEGMENT_EVENTS = 1_000
 """Events per archived segment (docs/architecture.md)."""
 MAX_BLOCK_MS = 15_000
 """Longest single wait for events; the socket's timeout must lie above it."""
-
-_CANNOT_NOW = (
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.NoPermissionError,
-    redis.exceptions.ExecAbortError,
-)
-_CANNOT_NOW_CODES = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ")
-"""Answers by which Redis says that it cannot serve us now, rather than that we asked wrongly."""
 
 
 class _Stored(Protocol):
@@ -99,17 +89,17 @@ class Connection:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _call(self, *command: str | bytes | float) -> Any:
-        with _edge():
+        with redis_edge("store"):
             return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     def _wait(self, *command: str | bytes | float) -> Any:
         """A command that may block for up to `MAX_BLOCK_MS`, on a connection that waits for it."""
-        with _edge():
+        with redis_edge("store"):
             return self._waiting.execute_command(*command)  # type: ignore[no-untyped-call]
 
     def _batch(self, commands: Iterable[tuple[str | bytes | float, ...]]) -> list[Any]:
         """All the commands as one transaction: no other client sees or does anything in between."""
-        with _edge(), self._client.pipeline(transaction=True) as pipeline:
+        with redis_edge("store"), self._client.pipeline(transaction=True) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
             return pipeline.execute()
@@ -118,23 +108,11 @@ class Connection:
         """Runs `lua/<name>.lua` after constants and `common.lua`; KEYS[1] is the prefix."""
         source = self._head + _source("common") + _source(name)
         digest = _digest(source)
-        with _edge():
+        with redis_edge("store"):
             try:
                 return self._client.evalsha(digest, 1, self._prefix, *arguments)
             except redis.exceptions.NoScriptError:
                 return self._client.eval(source, 1, self._prefix, *arguments)
-
-
-@contextlib.contextmanager
-def _edge() -> Iterator[None]:
-    try:
-        yield
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise Unavailable("the store does not answer; try again") from error
-    except redis.ResponseError as error:
-        if not isinstance(error, _CANNOT_NOW) and not any(code in str(error) for code in _CANNOT_NOW_CODES):
-            raise
-        raise Unavailable("the store cannot accept this now; try again") from error
 
 
 @functools.cache

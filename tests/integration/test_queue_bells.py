@@ -335,6 +335,20 @@ def test_without_redis_a_ring_fails_soon(tmp_path: Path) -> None:
     assert time.monotonic() - began < 2
 
 
+def test_a_ring_that_redis_has_no_memory_for_is_unavailable(tmp_path: Path) -> None:
+    """Not a defect: the task is stored, and the sweeper rings when there is room again."""
+    with EmbeddedRedis(tmp_path / "r") as server, redis.Redis.from_url(server.url) as raw:
+        bell = Doorbell(server.url)
+        raw.config_set("maxmemory", "1")
+        with pytest.raises(Unavailable) as refused:
+            bell.ring()
+        assert (refused.value.code, refused.value.retry_after_s) == ("store_unavailable", 5)
+        assert bell.bells_out() == 0
+        raw.config_set("maxmemory", "0")
+        assert bell.ring() == 1
+        bell.close()
+
+
 def test_the_payload_is_what_rq_makes_of_a_bell(yard: Yard) -> None:
     yard.bell.ring()
     job_id = yard.redis.lindex(f"rq:queue:{yard.name}", 0).decode()
