@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeVar, cast
 
+import structlog
+
 from sandbox_image.toolserver import wire
 from service.errors import SandboxError
 from worker.sandbox.base import (
@@ -31,10 +33,12 @@ from worker.sandbox.channel import Channel
 
 T = TypeVar("T")
 
+_log = structlog.get_logger(__name__)
+
 QUICK_S = 60.0
-"""The longest silence of a box during a file tool; the pings notice a dead one long before."""
+"""The longest that a file tool may keep us waiting, in all; the pings notice a dead box long before."""
 SLOW_S = 900.0
-"""During a change set or an export of the largest tree there may be."""
+"""For loading, a change set or an export of the largest tree there may be."""
 GRACE_S = 30.0
 """Beyond a command's own limit, for killing what it started and telling of it."""
 _MAX_ROWS = 100_000
@@ -75,7 +79,7 @@ class Box:
         self._channel.call("claim", {"task": task, "deadline_s": deadline_s})
 
     def load(self, tar: Iterable[bytes]) -> LoadReport:
-        steps = self._channel.stream("load", {}, tar, timeout_s=QUICK_S)
+        steps = self._channel.stream("load", {}, tar, timeout_s=SLOW_S)
         answer = self._fields(_drained(steps))
         return LoadReport(answer.number("files"), answer.number("bytes"))
 
@@ -163,7 +167,7 @@ class Box:
         entries = []
         for row in answer.rows("entries", limit):
             match row:
-                case [str(path), str(kind), int(size), int(mode)] if kind in _KINDS:
+                case [str(path), str(kind), int(size), int(mode)] if kind in _KINDS and _is_bytes(path):
                     entries.append(Entry(path, cast('Literal["file", "dir", "link", "other"]', kind), size, mode))
                 case _:
                     raise self._odd("an entry of a list is not one")
@@ -174,7 +178,7 @@ class Box:
         matches = []
         for row in answer.rows("matches", limit):
             match row:
-                case [str(found), int(line), str(text)]:
+                case [str(found), int(line), str(text)] if _is_bytes(found) and _is_bytes(text):
                     matches.append(Match(found, line, text))
                 case _:
                     raise self._odd("a match is not one")
@@ -200,8 +204,12 @@ class Box:
     def close(self) -> None:
         self._channel.close()
         remove, self._remove = self._remove, None
-        if remove is not None:
+        if remove is None:
+            return
+        try:
             remove()
+        except SandboxError as error:
+            _log.warning("container_not_removed", reason=error.detail)  # the keeper's reaper comes by
 
     def _ask(self, op: str, args: dict[str, Any], body: bytes | None = None) -> _Fields:
         return self._fields(self._channel.call(op, args, body, timeout_s=QUICK_S)[1])
@@ -228,7 +236,7 @@ class _Fields:
 
     def text(self, name: str) -> str:
         value = self._values.get(name)
-        if not isinstance(value, str) or len(value) > 64 << 10:
+        if not isinstance(value, str) or len(value) > 64 << 10 or not _is_bytes(value):
             raise self._odd(f"{name} is no text")
         return value
 
@@ -249,6 +257,15 @@ class _Fields:
         if not isinstance(value, list) or len(value) > min(limit, _MAX_ROWS):
             raise self._odd(f"{name} is no list of at most {limit}")
         return value
+
+
+def _is_bytes(text: str) -> bool:
+    """Whether it stands for bytes, as all text of a box does: JSON can also spell surrogates that stand for none."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _drained(steps: Generator[bytes, None, T]) -> T:

@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
 from sandbox_image.toolserver import wire
 from service.errors import SandboxError
 from worker.sandbox.base import FAILURES, ToolFailure, Transport
+from worker.sandbox.pending import News, Pending
 
 PING_S = 5.0
 MAX_UNANSWERED_PINGS = 2
@@ -28,19 +29,6 @@ MAX_COLLECTED = 80 << 20
 """Of a body that is collected before it is used."""
 _CREDIT_STEP = 64 << 10
 _PIECE = 4 * wire.SPLIT
-
-_Item = wire.Frame | SandboxError
-
-
-class _Pending:
-    """A request in flight as the reader thread sees it."""
-
-    __slots__ = ("credited", "inbox", "received")
-
-    def __init__(self) -> None:
-        self.inbox: SimpleQueue[_Item] = SimpleQueue()
-        self.received = 0
-        self.credited = 0
 
 
 class Channel:
@@ -51,7 +39,7 @@ class Channel:
         self._parser = wire.Parser()
         self._token = wire.ZERO
         self._numbers: Iterator[int] = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._done: deque[int] = deque()
         self._lock = threading.Lock()
         """Guards `_pending` and `_error`."""
@@ -99,12 +87,12 @@ class Channel:
                 if left <= 0:
                     raise self.fail("the sandbox did not answer in time after its start")
                 try:
-                    frame = self.next(pending, min(left, RESEND_S))
+                    news = pending.take(min(left, RESEND_S))
                 except Empty:
                     continue
-                if frame.kind != wire.RESULT:
+                if news.result is None:
                     raise self.fail("the sandbox answered its first request with something else")
-                return self._answer(frame.payload)
+                return self._answer(news.result)
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -135,8 +123,9 @@ class Channel:
     ) -> Generator[bytes, None, dict[str, Any]]:
         """Asks; yields the body of the answer as it comes, returns the answer.
 
-        A `body` longer than the window is sent piece by piece as the box takes it. `timeout_s` bounds the wait for
-        any single frame of the box. ToolFailure is the box's refusal. To close the generator early gives the call up.
+        A `body` longer than the window is sent piece by piece as the box takes it. `timeout_s` bounds the time spent
+        waiting for the box, in all: one that only says that it is busy is given up too. ToolFailure is the box's
+        refusal. To close the generator early gives the call up.
         """
         number = next(self._numbers)
         head = wire.dumps({"op": op, "args": args})
@@ -158,7 +147,7 @@ class Channel:
                     self.tell("cancel", {"call": number})
                 raise
         self._done.append(number)  # told with the next request, or the next ping
-        return self._answer(answer.result)
+        return self._answer(answer.result or b"")
 
     def _send_body(self, answer: _Answer, body: bytes | Iterable[bytes]) -> Generator[bytes, None, None]:
         """Sends within the box's credit and passes on what it says meanwhile; stops when it has its result."""
@@ -209,32 +198,26 @@ class Channel:
         self._unanswered = 0
         with self._lock:
             pending = self._pending.get(frame.call)
-        if pending is None:
-            return  # of a call that was given up, or a ping
-        if frame.kind == wire.DATA:
-            if frame.offset != pending.received:
-                raise SandboxError("the sandbox left a gap in its answer")
-            pending.received += len(frame.payload)
-            if pending.received - pending.credited > wire.WINDOW:
-                raise SandboxError("the sandbox sent more than its window")
-        elif frame.kind == wire.RESULT:
-            if frame.offset != pending.received:
-                raise SandboxError("the sandbox's answer is incomplete")
-        elif frame.kind not in (wire.ACK, wire.CREDIT):
-            raise SandboxError("the sandbox sent a frame that is not its to send")
-        pending.inbox.put(frame)
+        if pending is not None:  # else of a call that was given up, or a ping
+            pending.add(frame)
 
     def _ping(self) -> None:
+        request = wire.dumps({"op": "ping", "args": {}})
         while not self._closed.wait(PING_S):
             if self._unanswered >= MAX_UNANSWERED_PINGS:
                 self.fail("the sandbox does not answer")
-                self._transport.close()
+                self._transport.close()  # also wakes a send that stands still
                 return
             self._unanswered += 1
+            if not self._sending.acquire(timeout=PING_S):
+                self._unanswered += 1  # a send has stood still all the while: the ping of this time, as good as sent
+                continue
             try:
-                self.tell("ping")
+                self._send(wire.encode(self._token, wire.REQUEST, next(self._numbers), request))
             except SandboxError:
                 return
+            finally:
+                self._sending.release()
 
     # ------------------------------------------------------------------------------------------- helpers
 
@@ -246,12 +229,12 @@ class Channel:
             waiting = list(self._pending.values())
             error = self._error
         for pending in waiting:
-            pending.inbox.put(error)
+            pending.fail(error)
         return SandboxError(error.detail)
 
     @contextmanager
-    def _register(self, number: int) -> Iterator[_Pending]:
-        pending = _Pending()
+    def _register(self, number: int) -> Iterator[Pending]:
+        pending = Pending()
         with self._lock:
             if self._error is not None:
                 raise SandboxError(self._error.detail)
@@ -264,24 +247,21 @@ class Channel:
 
     def send(self, data: bytes) -> None:
         with self._sending:
-            done = []
-            while self._done:
-                done.append(wire.encode(self._token, wire.DONE, self._done.popleft()))
-            if done:
-                data = b"".join((*done, data))
-            try:
-                self._transport.send(data)
-            except SandboxError as error:
-                raise self.fail(error.detail) from error
+            self._send(data)
 
-    def next(self, pending: _Pending, timeout_s: float) -> wire.Frame:
-        """The next frame of a call; queue.Empty when none came in time."""
-        item = pending.inbox.get(timeout=timeout_s)
-        if isinstance(item, SandboxError):
-            raise SandboxError(item.detail)
-        return item
+    def _send(self, data: bytes) -> None:
+        """For who holds `_sending`."""
+        done = []
+        while self._done:
+            done.append(wire.encode(self._token, wire.DONE, self._done.popleft()))
+        if done:
+            data = b"".join((*done, data))
+        try:
+            self._transport.send(data)
+        except SandboxError as error:
+            raise self.fail(error.detail) from error
 
-    def give_credit(self, number: int, pending: _Pending, taken: int) -> None:
+    def give_credit(self, number: int, pending: Pending, taken: int) -> None:
         """Tells the box how much of its answer has been used, when it is worth a frame."""
         if taken - pending.credited >= _CREDIT_STEP:
             pending.credited = taken
@@ -311,50 +291,55 @@ class Channel:
 class _Answer:
     """What has come of one answer, seen from the thread that asked."""
 
-    def __init__(self, channel: Channel, pending: _Pending, number: int, request: bytes, timeout_s: float) -> None:
+    def __init__(self, channel: Channel, pending: Pending, number: int, request: bytes, timeout_s: float) -> None:
         self.number = number
         self.credit = 0
         """Bytes of our body that the box has taken."""
-        self.ended = False
-        self.result = b""
+        self.result: bytes | None = None
         self._channel = channel
         self._pending = pending
         self._request = request
-        self._timeout_s = timeout_s
+        self._patience_s = timeout_s
         self._heard = False
         self._taken = 0
 
+    @property
+    def ended(self) -> bool:
+        return self.result is not None
+
     def step(self) -> Generator[bytes, None, None]:
-        """Waits for one frame, asking again while none has come at all."""
+        """Waits for news, asking again while none has come at all."""
         yield from self._use(self._wait())
 
     def come_in(self) -> Generator[bytes, None, None]:
         """Uses what has come already."""
-        while not self.ended and not self._pending.inbox.empty():
-            yield from self._use(self._channel.next(self._pending, 0))
+        if self._pending.has_news:
+            yield from self._use(self._wait())
 
-    def _wait(self) -> wire.Frame:
-        deadline = time.monotonic() + self._timeout_s
+    def _wait(self) -> News:
+        started = time.monotonic()
+        deadline = started + self._patience_s
         while True:
-            left = deadline - time.monotonic()
+            left = max(0.0, deadline - time.monotonic())
             try:
-                return self._channel.next(self._pending, max(0, left if self._heard else min(left, RESEND_S)))
+                news = self._pending.take(left if self._heard else min(left, RESEND_S))
             except Empty:
                 if deadline <= time.monotonic():
                     raise self._channel.fail("the sandbox did not answer in time") from None
                 self._channel.send(self._request)
+            else:
+                self._patience_s -= time.monotonic() - started
+                return news
 
-    def _use(self, frame: wire.Frame) -> Generator[bytes, None, None]:
+    def _use(self, news: News) -> Generator[bytes, None, None]:
         self._heard = True
-        if frame.kind == wire.DATA:
-            yield frame.payload
-            self._taken += len(frame.payload)
-            self._channel.give_credit(self.number, self._pending, self._taken)
-        elif frame.kind == wire.CREDIT:
-            self.credit = max(self.credit, frame.offset)
-        elif frame.kind == wire.RESULT:
-            self.ended = True
-            self.result = frame.payload
+        self.credit = news.credit
+        if news.body:
+            yield news.body
+            self._taken += len(news.body)
+            if news.result is None:
+                self._channel.give_credit(self.number, self._pending, self._taken)
+        self.result = news.result
 
 
 def _split(body: bytes | Iterable[bytes]) -> Iterator[memoryview]:
@@ -366,4 +351,4 @@ def _split(body: bytes | Iterable[bytes]) -> Iterator[memoryview]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:2_000]
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:2_000]
