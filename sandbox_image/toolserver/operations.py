@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -11,6 +12,7 @@ from sandbox_image.toolserver import changes, files, listing, patch, search, wir
 from sandbox_image.toolserver.args import Args
 from sandbox_image.toolserver.calls import Call
 from sandbox_image.toolserver.failures import Failure
+from sandbox_image.toolserver.ipc import remove_ipc
 from sandbox_image.toolserver.jobs import Job, Work
 from sandbox_image.toolserver.paths import Paths
 from sandbox_image.toolserver.processes import Children, OomCounter
@@ -21,6 +23,8 @@ MAX_HEAD = 4 << 20
 MAX_TAIL = 1 << 20
 MAX_TIMEOUT_S = 86_400
 _TOOLS = ("git", "rg", "patch", "curl", "jq", "python3", "pip", "node", "npm", "gcc", "make", "go", "cargo", "java")
+_LOOK_S = 40.0
+"""For `search` and `glob`, below the patience of a worker: a FIFO called .gitignore holds ripgrep for ever."""
 _JOB_BACKLOG = 256 << 10
 
 
@@ -66,9 +70,10 @@ class Running:
 
 
 class _Exec(Running):
-    def __init__(self, call: Call, command: Command, children: Children, oom: OomCounter) -> None:
+    def __init__(self, call: Call, command: Command, paths: Paths, children: Children, oom: OomCounter) -> None:
         super().__init__(call)
         self._command = command
+        self._paths = paths
         self._children = children
         self._oom = oom
         self.pid = command.pid
@@ -100,6 +105,9 @@ class _Exec(Running):
         self._finish(self._children.kill_all().get(self.pid, 0))
 
     def _finish(self, status: int) -> None:
+        """Once all it started is dead: nothing of it holds the box's memory or its folders either."""
+        remove_ipc()
+        self._paths.keep_open()
         tail, answer = self._command.result(status, self._oom.grew())
         self.call.out.push(tail)
         self.call.succeed(answer)
@@ -112,6 +120,8 @@ class _Job(Running):
     def __init__(self, call: Call, job: Job) -> None:
         super().__init__(call)
         self._job = job
+        if call.op in ("search", "glob"):
+            self.deadline = time.monotonic() + _LOOK_S
         self.pid = job.pid
         self.body_arrived(bytes(call.body))
 
@@ -145,6 +155,9 @@ class _Job(Running):
 
     def _settle(self) -> None:
         self.taken = self.call.received - self._job.input_waiting
+
+    def overdue(self) -> None:
+        self.call.fail(Failure("io_error", f"{self.call.op} took longer than {_LOOK_S:.0f} s; look at less at once"))
 
     def cancel(self) -> None:
         self.call.fail(Failure("io_error", "the operation was cancelled"))
@@ -231,7 +244,7 @@ class Operations:
         )
         self._oom.grew()  # what was killed before is not this command's
         command = Command(request, self._paths, self._env, call.out.push)
-        return _Exec(call, command, self._children, self._oom)
+        return _Exec(call, command, self._paths, self._children, self._oom)
 
     def _load(self, call: Call) -> Running:
         root = self._paths.workspace.fd

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import unicodedata
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
@@ -70,6 +71,14 @@ class Paths:
         self.workspace = self.roots[0]
         prefixes = {r.name: r for r in self.roots} | {r.folder: r for r in self.roots}
         self._prefixes = sorted(prefixes.items(), key=lambda item: -len(item[0]))
+
+    def keep_open(self) -> None:
+        """Undoes a command's `chmod` of a root itself, which would close it to every tool that could repair it."""
+        for root in self.roots:
+            with suppress(OSError):  # not ours, like /tmp: then nobody in the box could close it either
+                mode = os.fstat(root.fd).st_mode
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    os.chmod(root.folder, stat.S_IMODE(mode) | stat.S_IRWXU)
 
     def folder(self, name: bytes) -> bytes:
         """Where the root of this name is."""

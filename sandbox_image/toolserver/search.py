@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 
 from sandbox_image.toolserver.failures import Failure
-from sandbox_image.toolserver.paths import Paths
+from sandbox_image.toolserver.paths import MAX_PATH, Paths
 from sandbox_image.toolserver.spawn import PATH
 
 MAX_LIMIT = 5_000
@@ -80,6 +80,13 @@ def search(paths: Paths, pattern: str, path: str, limit: int) -> dict[str, objec
     return {"matches": best[:limit], "total_matches": total, "total_files": len(files)}
 
 
+def _whole(before: bytes, path: bytes) -> bytes:
+    """`path` with the lines before it that are part of its name; others are remarks about binary files."""
+    while before and not os.path.lexists(before + path):
+        before = before.partition(b"\n")[2]
+    return before + path
+
+
 def _run(pattern: str, target: bytes) -> Iterator[tuple[bytes, int, bytes]]:
     """path, line number and text of each match. Its output is `path NUL number : text`, one a line."""
     output, output_write = os.pipe2(os.O_CLOEXEC)
@@ -100,11 +107,16 @@ def _run(pattern: str, target: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         os.close(output_write)
         os.close(errors_write)
     with open(output, "rb") as stream:
+        before = b""
         for row in stream:
-            path, _, rest = row.rstrip(b"\r\n").partition(b"\0")
+            path, nul, rest = row.rstrip(b"\r\n").partition(b"\0")
+            if not nul:
+                before = (before + row)[-MAX_PATH:]
+                continue
             number, _, text = rest.partition(b":")
             if number.isdigit():
-                yield path, int(number), text
+                yield _whole(before, path), int(number), text
+            before = b""
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status) == 2:
         said = os.read(errors, 2_000).decode(errors="replace").strip()
