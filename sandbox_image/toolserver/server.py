@@ -231,6 +231,8 @@ class Server:
                 call.out.credit(frame.offset)
             elif frame.kind == wire.DONE and call.answered:
                 self._forget(call.id)
+            elif frame.kind == wire.DONE:
+                self._cancel(call.id)  # asked again when its first answer was on its way: nobody waits for this one
 
     def _request(self, frame: wire.Frame) -> None:
         try:
@@ -260,6 +262,9 @@ class Server:
             raise Failure("bad_request", "attach needs secret, generation and token")
         if self._secret is None or not hmac.compare_digest(secret.encode(), self._secret.encode()):
             raise Failure("bad_request", "a wrong secret")
+        if generation == self._generation and token == (self._parser.token or b"").hex():
+            self._emit(wire.RESULT, number, wire.dumps({"ok": {}}))  # asked again because the answer was slow
+            return
         if generation <= self._generation:
             raise Failure("bad_request", f"generation {generation} is over, {self._generation} is attached")
         if len(token) != 32 or token == wire.ZERO.hex():

@@ -267,3 +267,22 @@ def test_too_many_requests_at_once_are_refused(raw: Raw, secret: str) -> None:
     for number in range(21, 90):
         raw.request(number, "read", {"path": "f", "limit": 10})
     assert code(raw.result(89)) == "too_many"
+
+
+def test_an_attach_asked_twice_is_answered_with_the_token(raw: Raw) -> None:
+    """A worker asks again after a second; a refusal without the token would be noise to it and end the box."""
+    secret = raw.hello()
+    raw.parser.token = FIRST
+    payload = wire.dumps({"op": "attach", "args": {"secret": secret, "generation": 1, "token": FIRST.hex()}})
+    raw.send(wire.encode(wire.ZERO, wire.REQUEST, 9, payload) * 2)
+    answers = [raw.next(), raw.next()]
+    assert [(frame.anonymous, wire.loads(frame.payload)) for frame in answers if frame] == [(False, {"ok": {}})] * 2
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped_when_told_so(raw: Raw, secret: str, tmp_path: Path) -> None:
+    """A request sent again just before its answer came runs again; its second answer must not stay for ever."""
+    (tmp_path / "workspace" / "f").write_bytes(bytes(2 * wire.WINDOW))
+    for number in range(100, 170):
+        raw.request(number, "read", {"path": "f", "limit": 2 * wire.WINDOW})
+        raw.send(wire.encode(FIRST, wire.DONE, number))
+    assert raw.ask(200, "read", {"path": "f", "limit": 1})["ok"]["size"] == 2 * wire.WINDOW
