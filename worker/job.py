@@ -34,7 +34,7 @@ from worker.llm.client import open_model
 from worker.llm.transcript import Transcript
 from worker.masking import Masker
 from worker.parts import Parts
-from worker.sandbox.base import BoxSpec, Sandbox
+from worker.sandbox.base import BoxSpec, Sandbox, ToolFailure
 from worker.sandbox.docker import engine_health
 from worker.sink import Sink
 from worker.tools.registry import build_toolbox
@@ -238,7 +238,10 @@ class Run:
         stack.callback(box.close)
         box.claim(self._task.id, deadline_s=self._control.remaining_s() + EXPORT_GRACE_S)
         if self._tar is not None:
-            report = box.load(self._workspace_chunks(self._tar))
+            try:
+                report = box.load(self._workspace_chunks(self._tar))
+            except ToolFailure as failure:
+                raise WorkspaceError(f"the workspace could not be loaded: {failure.message}") from failure
             if workspace is not None and report.bytes != workspace.unpacked_size:
                 raise WorkspaceError("the workspace did not arrive whole in the sandbox")
         return box
