@@ -92,7 +92,8 @@ async def follow(use: Parts, task: Task, after: int) -> AsyncIterator[Sequence[E
     """Every event after `after`, each once and in order, in batches; an empty batch is a sign of life.
 
     The store is read until it has no more; from then on the hub's records count as long as they continue the sequence,
-    and a break in it goes back to the store.
+    and a break in it goes back to the store. So does a silence: a reader that is ahead of the store (which lost its
+    last second in a crash) would else never hear that the task is over.
     """
     while True:
         async for page in _caught_up(use, task.id, after):
@@ -108,11 +109,12 @@ async def follow(use: Parts, task: Task, after: int) -> AsyncIterator[Sequence[E
                 if batch and batch[0].seq != after + 1:
                     break
                 yield batch
-                if batch:
-                    after = batch[-1].seq
-                    if is_terminal(batch[-1]):
-                        return
-            else:
+                if not batch:
+                    break
+                after = batch[-1].seq
+                if is_terminal(batch[-1]):
+                    return
+            if viewer.closed:
                 return
 
 

@@ -177,6 +177,22 @@ def test_a_finished_task_read_past_its_end_ends_at_once(api: Api) -> None:
     assert read(api.client(), path, **{"Last-Event-ID": "4"}) == ([], True)
 
 
+def test_a_reader_that_is_ahead_of_a_running_task_is_told_of_its_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that lost its last second knows fewer events than its readers: they must not wait for ever."""
+    monkeypatch.setattr("service.api.events.HEARTBEAT_S", 0.2)
+    task = api.submit()["id"]
+    lease = api.claim()
+    done: list[tuple[list[dict[str, Any]], bool]] = []
+    reader = threading.Thread(
+        target=lambda: done.append(read(api.client(), f"/v1/tasks/{task}/events", **{"Last-Event-ID": "99"}))
+    )
+    reader.start()
+    wait_until(lambda: api.app.state.parts.hub._watched)
+    api.finish(lease)
+    reader.join(timeout=5)
+    assert done == [([], True)]
+
+
 @pytest.fixture
 def unused_port() -> int:
     with socket.socket() as probe:
