@@ -24,12 +24,14 @@ locked() {
 
 # A fresh machine updates itself after its first boot: its own apt is waited for, not run into.
 apt_get() { apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null 8>&- 9>&-; }
-apt_update() {
+apt_update() { # any other failure may be of a list we do not need: the installation will tell
+  local said
   for _ in $(seq 12); do
-    apt_get update && return
+    said=$(LC_ALL=C apt_get update 2>&1) && break
+    printf '%s\n' "$said"
+    [[ $said == *"Could not get lock"* ]] || break
     sleep 5
   done
-  return 1
 }
 
 # Installs Debian packages, quietly; says what to do where it may not.
@@ -41,7 +43,7 @@ apt_install() {
   local log="$state/apt.log"
   mkdir -p "$state"
   { apt_get install -y --no-install-recommends "$@" ||
-    { apt_update && apt_get install -y --no-install-recommends "$@"; }; } >"$log" 2>&1 || {
+    { apt_update; apt_get install -y --no-install-recommends "$@"; }; } >"$log" 2>&1 || {
     tail -n 15 "$log" >&2
     die "apt-get could not install $*; its whole output is in $log"
   }
