@@ -27,6 +27,7 @@ from redis.retry import Retry
 from rq import Queue, Worker
 from rq.exceptions import NoSuchJobError
 from rq.executions import Execution
+from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
 from rq.worker import WorkerStatus
 
@@ -85,6 +86,24 @@ def _unpacked(data: bytes) -> bytes:
 
 class BellQueue(Queue):
     job_class = Bell
+
+    @classmethod
+    def lmove(cls, connection: redis.Redis, queue_key: str, timeout: int | None) -> Any:
+        """The next id, as RQ's. One that is no text would end the worker, and the next one that finds it again."""
+        while (taken := super().lmove(connection, queue_key, timeout)) is not None:
+            if _is_text(taken[1]):
+                break
+            log.warning("discarded an id that is no text: %.80r", taken[1])
+            connection.lrem(IntermediateQueue(queue_key, connection).key, 1, taken[1])
+        return taken
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Doorbell:
@@ -147,6 +166,13 @@ class DoorbellWorker(Worker):
         """As RQ's, without its own log handlers and its thread for remote commands."""
         self.register_birth()
         self.set_state(WorkerStatus.STARTED)
+
+    def run_maintenance_tasks(self) -> None:
+        # It reads names that anyone with access to Redis may have written; what is no text is not ours to tidy.
+        try:
+            super().run_maintenance_tasks()
+        except UnicodeDecodeError:
+            log.warning("RQ's registries hold a name that is no text; they are not tidied")
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._parent = os.getpid()

@@ -204,13 +204,29 @@ def test_nothing_but_a_bell_ever_runs(yard: Yard, tmp_path: Path, kind: str) -> 
     assert yard.answered() <= 2
 
 
-@pytest.mark.parametrize("name", ["../../etc", "x" * 300, "", "\N{SNOWMAN}"])
-def test_an_id_that_is_none_does_not_stop_the_worker(yard: Yard, name: str) -> None:
+@pytest.mark.parametrize("name", ["../../etc", "x" * 300, "", "\N{SNOWMAN}", pickle.dumps(print), b"\xff"])
+def test_an_id_that_is_none_does_not_stop_the_worker(yard: Yard, name: str | bytes) -> None:
     yard.redis.rpush(f"rq:queue:{yard.name}", name)
     yard.redis.rpush(f"rq:queue:{yard.name}", "string-key")
     yard.redis.set("rq:job:string-key", "not a hash")
     worker = yard.start()
     yard.until(lambda: not yard.redis.exists(f"rq:queue:{yard.name}"))
+    yard.bell.ring()
+    yard.until(lambda: yard.answered() == 1)
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("key", ["rq:queue:{}:intermediate", "rq:wip:{}", "rq:failed:{}", "rq:groups"])
+def test_a_name_that_is_no_text_does_not_stop_maintenance(yard: Yard, key: str) -> None:
+    """A worker tidies RQ's registries before its first bell."""
+    key, name = key.format(yard.name), pickle.dumps(print)
+    if key == "rq:groups":
+        yard.redis.sadd(key, name)
+    elif key.endswith(":intermediate"):
+        yard.redis.rpush(key, name)
+    else:
+        yard.redis.zadd(key, {name: 1})
+    worker = yard.start()
     yard.bell.ring()
     yard.until(lambda: yard.answered() == 1)
     assert worker.poll() is None
