@@ -41,6 +41,10 @@ from worker.export.paths import link_escape, refusal
 
 MAX_LISTED = 300_000
 """Changed paths that a box may name: its /workspace has 200,000 inodes, an upload 50,000 entries to delete."""
+MAX_NAMES = 256 << 20
+"""Bytes of their paths and link targets, which wait on our disk."""
+MAX_TARGET = 4_095
+"""Bytes of a link's target: Linux makes none longer."""
 _ANY_BODY = 1 << 62
 """A body that is dropped may have any size: the export's time ends it."""
 _ADVICE = "Ignore, remove or shrink what is not part of the work."
@@ -75,15 +79,18 @@ def read_listing(reader: Reader, manifest: Mapping[bytes, Entry], added_to: Blob
     """The first part of the stream, up to LISTED; new paths go to `added_to` as a record stream."""
     listing = Listing(known={}, added=0, bytes=0)
     own_git = _OwnGit(manifest)
-    listed = 0
+    listed = names = 0
     added_to.write(MAGIC)
     while (found := reader.next()).type != LISTED:
         if found.type == FOUND:
             _note(found, own_git, findings)
             continue
         listed += 1
-        if found.type != CHANGE or listed > MAX_LISTED:
+        names += len(found.path) + len(found.aux)
+        if found.type != CHANGE or listed > MAX_LISTED or names > MAX_NAMES:
             raise Malformed("the list of changes is not one")
+        if len(found.aux) > (MAX_TARGET if found.kind == LINK else 0):
+            raise Malformed("a change says more than its path and target")
         refused = refusal(found.path, found.kind)
         if refused is not None:
             findings.flag(refused[0], found.path, refused[1])
