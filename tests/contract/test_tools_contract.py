@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from service.contracts import new_id
 from service.events import ToolOutput
 from worker.llm.messages import ToolCall
 from worker.sandbox.base import BoxSpec, ExecResult, Sandbox, SandboxProvider
@@ -76,10 +77,11 @@ class Desk:
 
 @contextmanager
 def opened(provider: SandboxProvider, image: str) -> Iterator[Sandbox]:
-    spec = BoxSpec(task="task_tools", run=1, image=image, cpus=1.0, memory_mb=512, disk_mb=256, pids=200)
+    task = new_id("task")  # a name of its own: the tests of two processes share one engine
+    spec = BoxSpec(task=task, run=1, image=image, cpus=1.0, memory_mb=512, disk_mb=256, pids=200)
     box = provider.open(spec)
     try:
-        box.claim("task_tools", deadline_s=600)
+        box.claim(task, deadline_s=600)
         yield box
     finally:
         box.close()
