@@ -7,8 +7,6 @@ data, so that one task's secrets cannot be opened as another's.
 from __future__ import annotations
 
 import base64
-import contextlib
-import os
 import secrets
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from service.errors import PatchyardError
+from service.keyfile import load_or_make
 
 KEY_BYTES = 32
 _VERSION = b"\x01"
@@ -65,17 +64,5 @@ def decode_key(text: str) -> bytes:
 
 def load_or_create_key(path: Path) -> bytes:
     """The key kept in this file; made on the first start, mode 600, one and the same for twins that start together."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(base64.b64encode(secrets.token_bytes(KEY_BYTES)) + b"\n")
-                file.flush()
-                os.fsync(descriptor)
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)  # appears whole, and only if no twin was first
-        finally:
-            draft.unlink(missing_ok=True)
-    return decode_key(path.read_text(encoding="ascii", errors="replace"))
+    kept, _ = load_or_make(path, lambda: base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii"))
+    return decode_key(kept)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -33,7 +33,12 @@ class SharedSettings(BaseSettings):
     """What every process of a deployment must agree on. An empty variable counts as one that is not set."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PATCHYARD_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+        env_prefix="PATCHYARD_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,  # it may be a secret
     )
 
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
@@ -44,6 +49,13 @@ class SharedSettings(BaseSettings):
     seal_key: SecretStr | None = None
     """32 bytes, base64; without it one is made in the data folder."""
     log_level: str = "INFO"
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_an_address_of_redis(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return value
 
     @classmethod
     def settings_customise_sources(

@@ -152,7 +152,7 @@ def main() -> int:
         settings = WorkerSettings()
         configure_logging(settings.log_level, service=f"worker-{arguments.role}")
         parts = build_parts(settings)
-    except (ValidationError, ProfileError, PatchyardError) as error:
+    except (ValidationError, ProfileError, PatchyardError, OSError) as error:
         sys.stderr.write(f"patchyard worker: {error}\n")
         return 2
     if arguments.role == "work":

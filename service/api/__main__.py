@@ -6,20 +6,22 @@ key is made sure of as soon as it is.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import sys
 import threading
 from types import FrameType
 
 import uvicorn
+from pydantic import ValidationError
 
 from service import telemetry
+from service.api import auth
 from service.api.app import create_app
 from service.api.connection import ClientConnection
 from service.api.parts import Parts
 from service.blobs import DiskBlobs
-from service.errors import Unavailable
+from service.errors import PatchyardError, Unavailable
+from service.keyfile import load_or_make
 from service.queue import Doorbell
 from service.seal import Sealer, decode_key, load_or_create_key
 from service.settings import ServiceSettings
@@ -46,18 +48,24 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+class Unusable(PatchyardError):
+    """What this process was given to start with."""
+
+
 def admin_secret(settings: ServiceSettings) -> str:
     """The configured admin key; without one the key of the data folder, made and shown on the first start."""
     if settings.admin_key is not None:
-        return settings.admin_key.get_secret_value()
+        return _usable(settings.admin_key.get_secret_value(), "PATCHYARD_ADMIN_KEY")
     path = settings.admin_key_file
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text(encoding="ascii").strip()
-    secret = f"pyd_{secrets.token_urlsafe(32)}"
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(secret + "\n", encoding="ascii")
-    sys.stdout.write(f"The admin key, shown once and kept in {path}: {secret}\n")
+    secret, made = load_or_make(path, lambda: f"pyd_{secrets.token_urlsafe(32)}")
+    if made:
+        sys.stdout.write(f"The admin key, shown once and kept in {path}: {secret}\n")
+    return _usable(secret, str(path))
+
+
+def _usable(secret: str, source: str) -> str:
+    if not auth.SECRET.fullmatch(secret):
+        raise Unusable(f"{source} holds no key: one is 1 to 512 visible ASCII characters; nobody could sign in with it")
     return secret
 
 
@@ -78,14 +86,8 @@ def _sealer(settings: ServiceSettings) -> Sealer:
     return Sealer(load_or_create_key(settings.seal_key_file))
 
 
-def main() -> None:
-    settings = ServiceSettings()
-    telemetry.configure_logging(settings.log_level, service="api")
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    blobs = DiskBlobs(settings.blob_dir)
-    redis_url = settings.redis_url.get_secret_value()
-    store = Store.connect(redis_url, blobs=blobs, prefix=settings.redis_prefix)
-    doorbell = Doorbell(redis_url)
+def _server(settings: ServiceSettings, store: Store, blobs: DiskBlobs) -> _Server:
+    doorbell = Doorbell(settings.redis_url.get_secret_value())
     app = create_app(settings, store, blobs, _sealer(settings), ring=doorbell.ring)
     config = uvicorn.Config(
         app,
@@ -100,18 +102,31 @@ def main() -> None:
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
+    return _Server(config, app.state.parts)
+
+
+def main() -> int:
+    try:
+        settings = ServiceSettings()
+        telemetry.configure_logging(settings.log_level, service="api")
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        blobs = DiskBlobs(settings.blob_dir)
+        store = Store.connect(settings.redis_url.get_secret_value(), blobs=blobs, prefix=settings.redis_prefix)
+        server, secret = _server(settings, store, blobs), admin_secret(settings)
+    except (ValidationError, PatchyardError, OSError) as error:
+        sys.stderr.write(f"patchyard api: {error}\n")
+        return 2
     stopping = threading.Event()
-    making_admin = threading.Thread(
-        target=_ensure_admin, args=(store, admin_secret(settings), stopping), name="admin-key", daemon=True
-    )
+    making_admin = threading.Thread(target=_ensure_admin, args=(store, secret, stopping), name="admin-key", daemon=True)
     making_admin.start()
     try:
-        _Server(config, app.state.parts).run()
+        server.run()
     finally:
         stopping.set()
         making_admin.join(timeout=GRACE_S)
         store.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,7 +18,9 @@ from service.errors import Forbidden, Unauthorized
 ADMIN_TEAM = "default"
 """An admin of this team is the operator."""
 
-_BEARER = re.compile(r"^Bearer +([\x21-\x7e]{1,512})\Z", re.IGNORECASE)
+SECRET = re.compile(r"[\x21-\x7e]{1,512}")
+"""What can be sent as a key."""
+_BEARER = re.compile(rf"^Bearer +({SECRET.pattern})\Z", re.IGNORECASE)
 
 
 def signed_in(request: Request, use: Use) -> Key:

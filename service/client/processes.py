@@ -59,12 +59,12 @@ def up(
     Options not given are read from PATCHYARD_HOST, PATCHYARD_PORT and so on, in the environment or in `.env`.
     """
     settings = _up_settings(host=host, port=port, data_dir=data_dir, workers=workers, deployment=deployment)
-    if settings.port and not port_is_free(settings.host, settings.port):
-        raise _fail(f"port {settings.port} of {settings.host} is in use; choose another with --port", 2)
     out = console()
     stop = stop_on_signals()
     options = Options(settings.data_dir, settings.host, settings.port, settings.workers, settings.deployment)
     try:
+        if settings.port and not port_is_free(settings.host, settings.port):
+            raise _fail(f"port {settings.port} of {settings.host} is in use; choose another with --port", 2)
         with Deployment(options) as running:
             reasons = running.await_ready(stop)
             if not stop.is_set():
@@ -75,7 +75,7 @@ def up(
                     out.print(f"! {printable(reason)}")
             running.wait(stop)
             out.print("stopping …")
-    except DeploymentFailed as error:
+    except (DeploymentFailed, OSError) as error:
         raise _fail(printable(str(error))) from None
 
 
@@ -103,7 +103,7 @@ def demo(
     interrupt_on_signals()
     try:
         held = run_demo(out, project, HOME, deployment)
-    except (DeploymentFailed, ClientError) as error:
+    except (DeploymentFailed, ClientError, OSError) as error:
         raise _fail(printable(str(error))) from None
     except KeyboardInterrupt:
         raise _fail("interrupted; nothing was left behind", 130) from None

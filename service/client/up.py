@@ -6,6 +6,7 @@ answers. A child that ends by itself ends the deployment. None outlives this pro
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -242,12 +243,15 @@ def interrupt_on_signals() -> None:
 
 
 def port_is_free(host: str, port: int) -> bool:
+    """OSError where it is not the port that is in the way."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
     return True
 
 
@@ -269,4 +273,5 @@ def _ready(client: PatchyardClient) -> tuple[int, Json]:
 
 
 def _tail(child: _Child) -> str:
-    return child.log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
+    text = child.log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
+    return text or f"(nothing; is there room on the disk of {child.log.parent}?)"

@@ -84,3 +84,11 @@ def test_a_child_without_model_keys_still_finds_the_engine(monkeypatch: pytest.M
     passed = child_environment({}, model_keys=False)
     assert passed["DOCKER_HOST"] == "unix:///run/user/1000/docker.sock"
     assert "DEEPSEEK_API_KEY" not in passed
+
+
+def test_an_address_that_is_none_of_redis_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHYARD_REDIS_URL", "http://:hunter2@host")
+    with pytest.raises(ValidationError) as caught:
+        ServiceSettings(_env_file=None)
+    assert "must begin with redis://, rediss:// or unix://" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
