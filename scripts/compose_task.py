@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -46,9 +47,8 @@ def main(address: str, key_file: str) -> int:
         print(f"patch: {patch.status_code} {patch.text[:2000]}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as packed_examples:
-            packed_examples.extractall(folder, filter="data")
-        subprocess.run(["git", "apply", "--check", "-"], input=patch.content, cwd=folder, check=True)
+        clean = shutil.copytree(EXAMPLES, Path(folder) / "clean", symlinks=True)
+        subprocess.run(["git", "apply", "--check", "-"], input=patch.content, cwd=clean, check=True)
     return 0
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from archive_kit import extract_all
+
 from sandbox_image.toolserver import changes, patch
 from sandbox_image.toolserver.workspace import Loader
 from service.blobs import DiskBlobs
@@ -184,8 +186,7 @@ def shell(script: str, folder: Path, **more: str) -> None:
 
 def extract(upload: Upload, folder: Path) -> None:
     upload.tar.seek(0)
-    with tarfile.open(fileobj=upload.tar) as archive:
-        archive.extractall(folder, filter="fully_trusted")  # its links may point anywhere: intake keeps them as data
+    extract_all(upload.tar, folder)
 
 
 def apply_to_upload(upload: Upload, patch_bytes: bytes, folder: Path) -> Tree:

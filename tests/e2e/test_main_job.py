@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from archive_kit import extract_all
 from kit import Deployment, pack
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(240)]
@@ -27,8 +28,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def apply(archive: bytes, patch: bytes, folder: Path) -> None:
     """Extracts our own archive and applies the patch as a reviewer would."""
     folder.mkdir()
-    with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+    extract_all(BytesIO(archive), folder)
     for check in (["--check"], []):
         subprocess.run(
             ["git", "apply", *check, "-"],
