@@ -9,27 +9,36 @@ from __future__ import annotations
 import signal
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import structlog
 
 from service.contracts import ExitReason, PatchFile, PatchInfo, Phase, State, Task, TaskError, TaskSpec, Workspace
-from service.errors import LeaseLost, NotFound, PatchTooLarge, RunError, SandboxError, Stopped, WorkspaceError
-from service.events import ArtifactStored, Event
+from service.errors import (
+    LeaseLost,
+    NotFound,
+    PatchTooLarge,
+    RunError,
+    SandboxError,
+    Stopped,
+    Unavailable,
+    WorkspaceError,
+)
 from service.intake import Entry, Manifest
 from service.seal import SealError
-from service.store import Lease, Store
+from service.store import Lease
 from worker.agent.budget import Budget
 from worker.agent.context import Conversation
 from worker.agent.loop import Outcome, run_agent
 from worker.agent.prompt import build
 from worker.control import Control, HandedBack
 from worker.export import ExportLimits, export
+from worker.journal import Journal, patiently
 from worker.llm.client import open_model
 from worker.llm.transcript import Transcript
 from worker.masking import Masker
@@ -42,6 +51,8 @@ from worker.tools.registry import build_toolbox
 EXPORT_GRACE_S = 600.0
 """A box may outlive its task's wall time by this, for the change set to be taken out."""
 _READ = 256 * 1024
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 _warm: Parts | None = None
@@ -88,7 +99,8 @@ def run_task(parts: Parts, lease: Lease, drain: threading.Event) -> None:
         try:
             ending = Run(parts, lease, task, control).go()
             control.check_lease()
-            parts.store.finish(lease, ending.state, ending.reason, error=ending.error, **ending.fields())
+            finish = partial(parts.store.finish, lease, ending.state, ending.reason, error=ending.error)
+            patiently(control.check_lease, partial(finish, **ending.fields()))
             log.info("task_ended", state=ending.state, exit_reason=ending.reason)
         except HandedBack as back:
             log.info("task_handed_back", reason=back.detail, state=parts.store.release(lease))
@@ -133,36 +145,15 @@ def ending_of_error(error: Exception, masker: Masker) -> Ending:
     """What an exception means for the task; an unknown one is ours, is logged, and tells nothing to the client."""
     if not isinstance(error, RunError):
         log.error("internal_error", exc_info=error)
-        problem = TaskError(
-            code="internal_error",
-            message="the worker failed; its log has the reason under this task's id",
-            retryable=True,
-        )
+        code, message = "internal_error", "the worker failed; its log has the reason under this task's id"
+        if isinstance(error, Unavailable):  # the disk: what the store cannot do is waited for
+            code, message = error.code, error.detail
+        problem = TaskError(code=code, message=message, retryable=True)
         return Ending(State.FAILED, ExitReason.INTERNAL_ERROR, error=problem)
     if error.exit_reason is ExitReason.CANCELLED:
         return Ending(State.CANCELLED, ExitReason.CANCELLED)
     problem = TaskError(code=error.code, message=masker.text(error.detail)[:2_000], retryable=error.retryable)
     return Ending(State.FAILED, error.exit_reason, error=problem)
-
-
-class Journal:
-    """The store's side of a run: every write bears its lease."""
-
-    def __init__(self, parts: Parts, lease: Lease) -> None:
-        self._store: Store = parts.store
-        self._blobs = parts.blobs
-        self._lease = lease
-
-    def append(self, event: Event) -> None:
-        self._store.append(self._lease, event)
-
-    def update(self, **fields: Any) -> None:
-        self._store.update(self._lease, **fields)
-
-    def add_artifact(self, name: str, chunks: Iterable[bytes]) -> None:
-        ref = self._blobs.put(chunks)
-        self._store.add_artifact(self._lease, name, ref.sha256, ref.size)
-        self.append(ArtifactStored(name, ref.size))
 
 
 class Run:
@@ -175,7 +166,7 @@ class Run:
         self._control = control
         self._spec = task.spec
         self._masker = Masker([])
-        self._journal = Journal(parts, lease)
+        self._journal = Journal(parts.store, parts.blobs, lease, control.check_lease)
         self._sink = Sink(self._journal, self._masker, control.check_lease)
         self._tar: BinaryIO | None = None
         self._manifest: dict[bytes, Entry] | Manifest = {}
@@ -206,9 +197,13 @@ class Run:
             return stopped
         return error
 
+    def _asked(self, call: Callable[[], T]) -> T:
+        """What the store answers, as soon as it does."""
+        return patiently(self._control.check_lease, call)
+
     def _unseal(self) -> None:
         """Brings the env values back; from here on they, and the model's key, are masked wherever people look."""
-        sealed = self._parts.store.sealed(self._task.id)
+        sealed = self._asked(partial(self._parts.store.sealed, self._task.id))
         if sealed is not None:
             try:
                 self._spec = self._spec.with_env(self._parts.sealer.open(self._task.id, sealed))
@@ -223,7 +218,7 @@ class Run:
         """A started box that holds the workspace."""
         workspace = self._open_workspace(stack)
         # Asked once more before anything is started: a task cancelled since its claim never gets a container.
-        if self._parts.store.renew(self._lease).cancel_requested:
+        if self._asked(partial(self._parts.store.renew, self._lease)).cancel_requested:
             raise RunError("cancelled on request", exit_reason=ExitReason.CANCELLED)
         self._control.check()
         try:
@@ -250,14 +245,14 @@ class Run:
         ref = self._spec.workspace
         if ref is None or ref.id is None:
             return None
-        workspace = self._parts.store.workspace(self._task.team, ref.id)
+        workspace = self._asked(partial(self._parts.store.workspace, self._task.team, ref.id))
         if workspace is None:
             raise WorkspaceError(f"the workspace {ref.id} is no longer kept; upload it again")
         try:
             self._tar = stack.enter_context(self._parts.blobs.open(workspace.blob))
             with self._parts.blobs.open(workspace.manifest) as blob:
                 self._manifest = Manifest.load(blob)
-        except (NotFound, ValueError, OSError) as error:
+        except (NotFound, Unavailable, ValueError, OSError) as error:
             raise WorkspaceError(f"the workspace {ref.id} cannot be read from the blob store: {error}") from error
         return workspace
 

@@ -28,6 +28,10 @@ SCRIPTS: dict[str, list[tuple[str, dict[str, object]]]] = {
         ("bash", {"command": "echo got > got.txt"}),
         ("done", {"summary": "Used hunter2-hunter2."}),
     ],
+    "talk": [
+        ("bash", {"command": "for i in $(seq 1 50); do echo $i; sleep 0.1; done; echo told > talk.txt"}),
+        ("done", {"summary": "Talked."}),
+    ],
     "answer": [],
     "many": [("bash", {"command": "for i in $(seq 1 40); do echo $i > f$i.txt; done"}), ("done", {"summary": "Many."})],
     **{

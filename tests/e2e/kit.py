@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import redis
 
 from service.embedded import EmbeddedRedis
 
@@ -97,6 +98,11 @@ class Deployment:
             time.sleep(down_s)
         finally:
             self._redis.start()
+
+    def memory_of_redis(self, limit: int) -> None:
+        """Redis refuses every write above so many bytes; 0 = no limit."""
+        with redis.Redis.from_url(self._redis.url) as client:
+            client.config_set("maxmemory", str(limit))
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

@@ -200,6 +200,18 @@ def test_redis_away_for_a_moment_is_a_503_and_no_loss(app: Deployment) -> None:
     assert app.finished(task["id"])["state"] == "succeeded"
 
 
+def test_a_run_that_writes_while_redis_has_no_memory_goes_on(app: Deployment) -> None:
+    task = app.submit(UPLOAD, model="talk")
+    app.until(lambda: running_command(app, task["id"]), 30, "the command to run")
+    app.memory_of_redis(1)
+    time.sleep(1)
+    app.memory_of_redis(0)
+    done = app.finished(task["id"])
+    assert (done["state"], done["exit_reason"], done["run"]) == ("succeeded", "completed", 1)
+    output = "".join(event["data"]["text"] for event in app.events(task["id"]) if event["type"] == "tool_output")
+    assert output.split() == [str(number) for number in range(1, 51)]
+
+
 def test_a_killed_worker_is_replaced_and_its_task_starts_over(app: Deployment) -> None:
     task = app.submit(UPLOAD, model="nap")
     app.until(lambda: running_command(app, task["id"]), 30, "the command to run")

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from service.contracts import ExitReason, State, TaskSpec, Usage
-from service.errors import ContextOverflow, ExportFailed, ModelError, RunError, SandboxError, Stopped, WorkspaceError
+from service.errors import (
+    ContextOverflow,
+    ExportFailed,
+    ModelError,
+    RunError,
+    SandboxError,
+    Stopped,
+    Unavailable,
+    WorkspaceError,
+)
 from worker.agent.loop import Outcome
 from worker.job import ending_of, ending_of_error, no_patch
 from worker.masking import MASK, Masker
@@ -74,3 +83,14 @@ def test_no_patch_says_why_and_names_the_files_that_were_too_large() -> None:
     patch = no_patch(3, "too large", [{"path": "big.bin", "bytes": 7}])
     assert (patch.status, patch.as_of_turn, patch.reason, patch.sha256) == ("none", 3, "too large", None)
     assert [(file.path, file.bytes) for file in patch.file_list] == [("big.bin", 7)]
+
+
+def test_a_disk_that_is_full_is_said_to_be() -> None:
+    ending = ending_of_error(Unavailable("the disk of the service is full", code="storage_full"), Masker([]))
+    assert (ending.state, ending.reason) == (State.FAILED, ExitReason.INTERNAL_ERROR)
+    assert ending.error is not None
+    assert (ending.error.code, ending.error.message, ending.error.retryable) == (
+        "storage_full",
+        "the disk of the service is full",
+        True,
+    )
