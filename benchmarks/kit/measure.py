@@ -1,8 +1,9 @@
 """Contenders measured in turn in one run, and what their medians say about the goals.
 
-The machine is shared and noisy, so an absolute time proves nothing: each round runs every contender once, in an order
-that moves on by one, and a verdict is a ratio of medians. Each turn waits for a moment in which nothing else runs, so
-that what the contender before has left to the engine to do is not ours to pay; on a busy machine that wait is given up.
+The machine is shared and noisy, so an absolute time proves nothing: each round gives every contender a turn, in an
+order that moves on by one, and a verdict is a ratio of medians. Nobody pays for what the contender before has left
+behind: a watch starts in a moment in which nothing else runs (on a busy machine that wait is given up), and where a
+turn has several calls, the first is not counted: it finds the processor's caches full of somebody else's data.
 """
 
 from __future__ import annotations
@@ -24,43 +25,6 @@ MAX_WAIT_S = 10.0
 """For all quiet moments of one figure together."""
 MAX_FIGURE_S = 28.0
 """A machine too busy for all rounds in this time gives fewer, so that `make bench` ends within three minutes."""
-
-
-class Stopwatch:
-    """Adds up the time spent in its `with` blocks, so that preparation and tidying stay out."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    name: str
-    once: Callable[[Stopwatch], None]
-    """Does it one time under the watch; raises when what came out is not right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The seconds of one contender."""
-
-    name: str
-    seconds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return low, high
 
 
 class QuietMoments:
@@ -92,6 +56,47 @@ def _runnable() -> int:
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
 
 
+class Stopwatch:
+    """Adds up the time spent in its `with` blocks, so that preparation and tidying stay out."""
+
+    def __init__(self, moments: QuietMoments | None = None) -> None:
+        """With `moments` it waits for a quiet one before it starts."""
+        self.seconds = 0.0
+        self._moments = moments
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        if self._moments is not None:
+            self._moments.wait()
+        start = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    name: str
+    once: Callable[[Stopwatch], None]
+    """Does it one time under the watch; raises when what came out is not right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The seconds of one contender."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """What one interleaved run found."""
@@ -101,21 +106,24 @@ class Figure:
     quiet: str
 
 
-def interleave(title: str, contenders: Sequence[Contender], *, rounds: int, warmups: int = 1) -> Figure:
-    """Every contender once a round; the first `warmups` rounds are not counted. `rounds` ≥ 2, and may become fewer."""
+def interleave(title: str, contenders: Sequence[Contender], *, rounds: int, calls: int = 1) -> Figure:
+    """`rounds` turns of `calls` for every contender; with more than one the first of a turn is not counted.
+
+    Nor is the first round. `rounds` ≥ 2; on a busy machine they become fewer.
+    """
     deadline = time.monotonic() + MAX_FIGURE_S
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    moments = QuietMoments((warmups + rounds) * len(contenders))
-    for turn in range(warmups + rounds):
-        if turn >= warmups + 2 and time.monotonic() > deadline:
+    moments = QuietMoments((1 + rounds) * len(contenders))
+    for turn in range(1 + rounds):
+        if turn > 2 and time.monotonic() > deadline:
             break
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
-            watch = Stopwatch()
-            moments.wait()
-            contender.once(watch)
-            if turn >= warmups:
-                seconds[contender.name].append(watch.seconds)
+            for call in range(calls):
+                watch = Stopwatch(None if call else moments)
+                contender.once(watch)
+                if turn and (call or calls == 1):
+                    seconds[contender.name].append(watch.seconds)
     return Figure(title, {name: Sample(name, tuple(taken)) for name, taken in seconds.items()}, str(moments))
 
 
@@ -165,7 +173,7 @@ def table(figure: Figure) -> Iterator[str]:
     """The medians, in milliseconds, with the middle half of the rounds."""
     samples = list(figure.samples.values())
     width = max(len(sample.name) for sample in samples)
-    yield f"{figure.title}  (ms: median, middle half; {len(samples[0].seconds)} rounds; {figure.quiet})"
+    yield f"{figure.title}  (ms: median, middle half; {len(samples[0].seconds)} times; {figure.quiet})"
     for sample in samples:
         low, high = sample.quartiles
         yield f"  {sample.name:<{width}}  {sample.median * 1e3:9.2f}   {low * 1e3:.2f}–{high * 1e3:.2f}"

@@ -31,7 +31,7 @@ def test_a_missed_goal_is_said() -> None:
 def test_a_table_shows_medians_and_the_middle_half_in_milliseconds() -> None:
     figure = Figure("P1", {"ours": OURS, "peer": PEER}, "quiet")
     assert list(table(figure)) == [
-        "P1  (ms: median, middle half; 4 rounds; quiet)",
+        "P1  (ms: median, middle half; 4 times; quiet)",
         "  ours       2.50   1.75–27.25",
         "  peer      50.00   37.75–50.00",
     ]
