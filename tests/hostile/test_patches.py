@@ -16,7 +16,7 @@ import pytest
 from export_kit import GIT_ENV, Bench, Tree, Upload, extract, shell, snapshot
 
 from service.blobs import DiskBlobs
-from service.contracts import PatchInfo
+from service.contracts import PatchInfo, new_id
 from service.errors import PatchTooLarge
 from worker.export import export
 from worker.sandbox.base import BoxSpec, Sandbox
@@ -286,7 +286,7 @@ def test_a_hostile_tree_in_a_container(docker_provider: DockerProvider, sandbox_
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "kept").write_text("kept\n")
     upload = Upload.of(tmp_path / "before")
-    spec = BoxSpec(task="task_tree", run=1, image=sandbox_image, cpus=2, memory_mb=256, disk_mb=128, pids=64)
+    spec = BoxSpec(task=new_id("task"), run=1, image=sandbox_image, cpus=2, memory_mb=256, disk_mb=128, pids=64)
     box = docker_provider.open(spec)
     try:
         box.claim(spec.task, deadline_s=60)
@@ -340,7 +340,7 @@ def test_a28_a_huge_change_is_named_and_costs_the_worker_nothing(
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "a").write_text("a\n")
     upload = Upload.of(tmp_path / "before")
-    spec = BoxSpec(task="task_huge", run=1, image=sandbox_image, cpus=2, memory_mb=512, disk_mb=1024, pids=64)
+    spec = BoxSpec(task=new_id("task"), run=1, image=sandbox_image, cpus=2, memory_mb=512, disk_mb=1024, pids=64)
     box = docker_provider.open(spec)
     try:
         box.claim(spec.task, deadline_s=110)
