@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-QUIET_LOOKS = 3
+QUIET_LOOKS = 5
 LOOK_S = 0.001
 MAX_WAIT_S = 10.0
 """For all quiet moments of one figure together."""
