@@ -118,7 +118,11 @@ _REFUSALS: dict[str, dict[str, str]] = {
     "/v1/workspaces": {"403": "The key may not upload", **_BODY},
     "/v1/tasks": {"403": "The key may not submit", "404": "No such workspace", **_BODY},
     "/v1/keys": {"403": "Not an admin, or another team", "404": "No such team", **_BODY},
-    "/v1/keys/{key_id}": {"403": "Not an admin, or another team", "404": "No such team or key"},
+    "/v1/keys/{key_id}": {
+        "403": "Not an admin, or another team",
+        "404": "No such team or key",
+        "409": "The configured admin key, which always exists",
+    },
     "/v1/tasks/{task_id}": {"404": "No such task"},
     "/v1/tasks/{task_id}/events": {"404": "No such task"},
     "/v1/tasks/{task_id}/cancel": {

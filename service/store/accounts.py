@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from service.contracts import Key, Role, new_id
+from service.errors import Conflict
 from service.store.connection import Connection
 
 DEFAULT_TEAM = "default"
@@ -62,10 +63,15 @@ class Accounts(Connection):
         return sorted(found, key=lambda key: key.id)
 
     def revoke_key(self, team: str, key_id: str) -> bool:
-        """Ends the key at once; False when the team has none of this id."""
-        hashed = self._call("HGET", self._key("keys", team), key_id)
+        """Ends the key at once; False when the team has none of this id.
+
+        Conflict(code=configured_key) for the configured admin key: it always exists, or nobody could sign in.
+        """
+        hashed, configured = self._batch([("HGET", self._key("keys", team), key_id), ("GET", self._key("admin"))])
         if hashed is None:
             return False
+        if hashed == configured:
+            raise Conflict("the configured admin key always exists; configure another one", code="configured_key")
         removed = self._batch([
             ("HDEL", self._key("keys", team), key_id),
             ("DEL", self._key("key", hashed.decode())),

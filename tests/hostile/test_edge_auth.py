@@ -167,6 +167,17 @@ def test_a_key_works_until_it_is_revoked_and_is_shown_once(api: Api) -> None:
     assert api.client().delete(f"/v1/keys/{body['id']}", params={"team": "team-c"}).status_code == 404
 
 
+def test_the_configured_admin_key_cannot_be_revoked(api: Api) -> None:
+    """It always exists (docs/api.md): without it nobody could sign in until the next start."""
+    admin = api.client()
+    (configured,) = admin.get("/v1/keys").json()["items"]
+    answer = admin.delete(f"/v1/keys/{configured['id']}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "configured_key")
+    assert admin.get("/v1/keys").json()["items"] == [configured]
+    made = admin.post("/v1/keys", json={"roles": ["admin"], "name": "another"}).json()
+    assert admin.delete(f"/v1/keys/{made['id']}").status_code == 204
+
+
 def test_a_team_s_admin_manages_the_own_team_only(api: Api) -> None:
     _, boss = api.key("team-b", "admin")
     api.store.create_team("team-c")
