@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
+os.environ.pop("PYTHONUNBUFFERED", None)  # users' shells do not have it, and it hides a missing flush
+
 IN_CI = os.environ.get("CI", "") not in ("", "0", "false")
 
 

@@ -60,6 +60,7 @@ def admin_secret(settings: ServiceSettings) -> str:
     secret, made = load_or_make(path, lambda: f"pyd_{secrets.token_urlsafe(32)}")
     if made:
         sys.stdout.write(f"The admin key, shown once and kept in {path}: {secret}\n")
+        sys.stdout.flush()  # into a pipe or a journal it would else come when this process ends
     return _usable(secret, str(path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -128,6 +129,24 @@ def test_up_reads_its_settings_from_the_env_file(environment: dict[str, str], tm
         assert read_to(up, "admin key: ") == (
             f"admin key: the one of PATCHYARD_ADMIN_KEY, logs: {tmp_path / 'kept' / 'logs'}\n"
         )
+    finally:
+        end(up)
+
+
+@pytest.mark.docker
+def test_events_come_through_a_pipe_as_they_happen(
+    environment: dict[str, str], silent_model: str, tmp_path: Path
+) -> None:
+    model = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": silent_model, "PATCHYARD_ADMIN_KEY": "pyd_mine"}
+    up = started(environment | model, tmp_path, "up", "--workers", "1", "--port", "0")
+    try:
+        client = {"PATCHYARD_URL": read_to(up, "ready: ").split()[1], "PATCHYARD_API_KEY": "pyd_mine"}
+        submit = started(environment | client, tmp_path, "submit", "-m", "Say hello.", "--watch", "--json")
+        try:
+            assert json.loads(read_to(submit, "{"))["data"]["state"] == "queued"
+            assert submit.poll() is None
+        finally:
+            end(submit)
     finally:
         end(up)
 
