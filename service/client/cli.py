@@ -6,7 +6,9 @@ Exit codes: 0 ok, 1 the task failed, 2 usage, 3 cannot reach or sign in, 4 cance
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -108,7 +110,7 @@ def _service(context: typer.Context) -> Iterator[PatchyardClient]:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value))
+    print(json.dumps(value), flush=True)  # whoever reads a pipe follows live
 
 
 def _outcome(task: Json) -> int:
@@ -124,7 +126,10 @@ def _outcome(task: Json) -> int:
 def _archive(path: str) -> Iterator[BinaryIO]:
     """What to upload: a packed folder, an archive as it is, or with `-` what comes in on stdin."""
     if path == "-":
-        yield sys.stdin.buffer
+        with tempfile.TemporaryFile() as archive:  # whole: a pipe does not say how much it will bring
+            shutil.copyfileobj(sys.stdin.buffer, archive)
+            archive.seek(0)
+            yield archive
         return
     source = Path(path)
     try:

@@ -77,7 +77,7 @@ class PatchyardClient:
     def submit(self, task: Json, archive: BinaryIO | None) -> Json:
         """The accepted task; `archive` is read to its end."""
         if archive is None:
-            return self._json("POST", "/v1/tasks", json=task)
+            return self._json("POST", "/v1/tasks", **_as_json(task))
         files = {
             "task": (None, json.dumps(task), "application/json"),
             "workspace": ("workspace", archive, "application/octet-stream"),
@@ -110,7 +110,7 @@ class PatchyardClient:
         return self._json("GET", "/v1/models")
 
     def create_key(self, wanted: Json) -> Json:
-        return self._json("POST", "/v1/keys", json=wanted)
+        return self._json("POST", "/v1/keys", **_as_json(wanted))
 
     def keys(self, team: str | None) -> list[Json]:
         found: list[Json] = self._json("GET", "/v1/keys", params=_team(team))["items"]
@@ -172,6 +172,11 @@ class PatchyardClient:
         if not response.is_success:
             raise _refusal(response)
         return response
+
+
+def _as_json(document: Json) -> dict[str, Any]:
+    """For httpx; unlike its own, it writes what is no JSON or no Unicode too, and the service says what is wrong."""
+    return {"content": json.dumps(document), "headers": {"Content-Type": "application/json"}}
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from service.contracts import Role
+from service.errors import Conflict
 from service.store import Store
 
 
@@ -115,12 +116,13 @@ def test_an_ordinary_key_s_secret_can_become_the_admin_key(store: Store) -> None
     assert store.authenticate(secret) is None
 
 
-def test_a_revoked_admin_key_lives_again_at_the_next_start(store: Store) -> None:
+def test_the_configured_admin_key_cannot_be_revoked_until_another_is_configured(store: Store) -> None:
     key = store.ensure_admin_key("secret")
-    store.revoke_key("default", key.id)
-    assert store.authenticate("secret") is None
-    again = store.ensure_admin_key("secret")
-    assert store.authenticate("secret") == again
+    with pytest.raises(Conflict) as refused:
+        store.revoke_key("default", key.id)
+    assert (refused.value.code, refused.value.status) == ("configured_key", 409)
+    assert store.authenticate("secret") == key
+    assert store.revoke_key("default", "key_x") is False
 
 
 def test_processes_that_start_together_make_one_admin_key(store: Store, together: Callable[..., list[Any]]) -> None:

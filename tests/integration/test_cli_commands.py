@@ -228,3 +228,43 @@ def test_nobody_there(run: Run) -> None:
     result = run("ls", url="http://127.0.0.1:1")
     assert result.exit_code == 3
     assert result.stderr.startswith("patchyard: cannot reach the service: ")
+
+
+def test_an_archive_comes_through_a_pipe(api: Api) -> None:
+    """A pipe has no length, and `tar c . | patchyard submit -` is what `-` is for."""
+    submitting = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from service.client.cli import app; app()",
+            "submit",
+            "-",
+            "-m",
+            "x",
+            "--model",
+            "demo",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PATCHYARD_URL": api.url, "PATCHYARD_API_KEY": ADMIN, "PATH": os.defpath},
+        cwd=Path(__file__).parents[2],
+    )
+    out, _ = submitting.communicate(TAR, timeout=30)
+    assert submitting.returncode == 0
+    task = api.store.task(out.decode().strip())
+    assert task is not None
+    assert task.spec.workspace is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "pointer"),
+    [
+        (("--max-cost-usd", "nan"), "NaN is not JSON"),
+        (("--cpus", "inf"), "Infinity is not JSON"),
+        (("--title", "bad \udcff"), "/title: must not contain lone surrogates"),
+    ],
+)
+def test_what_no_document_can_hold_is_a_wrong_usage(run: Run, options: tuple[str, ...], pointer: str) -> None:
+    result = run("submit", "-m", "x", "--model", "demo", *options)
+    assert result.exit_code == 2
+    assert pointer in result.stderr
