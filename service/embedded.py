@@ -183,10 +183,14 @@ def main() -> int:
     die_with_parent(os.getppid())
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
-    with EmbeddedRedis(folder) as server:
-        sys.stdout.write(server.url + "\n")
-        sys.stdout.flush()
-        return server.wait()
+    try:
+        with EmbeddedRedis(folder) as server:
+            sys.stdout.write(server.url + "\n")
+            sys.stdout.flush()
+            return server.wait()
+    except (Unavailable, OSError) as error:
+        sys.stderr.write(f"patchyard redis: {error}\n")
+        return 2
 
 
 if __name__ == "__main__":

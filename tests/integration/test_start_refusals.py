@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from service.embedded import EmbeddedRedis
+
 PATCHYARD = str(Path(sys.executable).with_name("patchyard"))
 
 
@@ -33,6 +35,15 @@ def test_a_data_folder_that_cannot_be_made_is_named(module: str, tmp_path: Path)
     assert len(lines) == 1
     assert lines[0].startswith(f"patchyard {module.split('.')[-1].replace('main', 'worker')}: ")
     assert str(tmp_path / "file") in lines[0]
+
+
+def test_a_folder_that_another_redis_uses_is_named(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "r"):
+        code, lines = start("service.embedded", "--data-dir", str(tmp_path / "r"), folder=tmp_path)
+    assert code == 2
+    assert lines == [
+        f"patchyard redis: another Patchyard uses {tmp_path / 'r'}; stop it, or choose another data folder"
+    ]
 
 
 @pytest.mark.parametrize("module", ["service.api", "worker.main"])
