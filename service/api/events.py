@@ -2,14 +2,16 @@
 
 `id:` is the event's `seq`. A stream starts after `Last-Event-ID` (which a reconnecting browser sends), or else after
 `?after=SEQ`. It ends after the terminal event, which is the last a task ever has; it also ends when this process stops,
-and the client goes on elsewhere. Whatever can be refused is refused before the first byte.
+and the client goes on elsewhere, and when its key is revoked. Whatever can be refused is refused before the first byte.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -18,10 +20,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from service import telemetry
+from service.api.auth import signed_in
 from service.api.parts import Parts, Use
 from service.api.schema import Closed
 from service.api.tasks import Found
-from service.contracts import TERMINAL, Task
+from service.contracts import TERMINAL, Key, Task
 from service.errors import InvalidRequest, RequestError
 from service.store import EventRecord
 
@@ -118,11 +121,15 @@ async def follow(use: Parts, task: Task, after: int) -> AsyncIterator[Sequence[E
                 return
 
 
-async def frames(use: Parts, task: Task, after: int) -> AsyncIterator[bytes]:
-    """The stream on the wire."""
+async def frames(use: Parts, task: Task, after: int, sign_in: Callable[[], Key]) -> AsyncIterator[bytes]:
+    """The stream on the wire; it ends within `HEARTBEAT_S` of a moment from which `sign_in` refuses."""
     yield format_sse_event(comment="patchyard", retry=RETRY_MS)
+    signed_in_at = time.monotonic()
     try:
         async for batch in follow(use, task, after):
+            if time.monotonic() - signed_in_at >= HEARTBEAT_S:
+                await run_in_threadpool(sign_in)
+                signed_in_at = time.monotonic()
             if not batch:
                 yield KEEPALIVE_COMMENT
             for record in batch:
@@ -162,4 +169,4 @@ async def task_events(
         next_after = page[-1].seq if page else after
         return JSONResponse({"items": [event_json(task.id, record) for record in page], "next_after": next_after})
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(frames(use, task, after), headers=headers)
+    return EventSourceResponse(frames(use, task, after, partial(signed_in, request, use)), headers=headers)

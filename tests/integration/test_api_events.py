@@ -19,7 +19,7 @@ import pytest
 from api_kit import Api, serving, wait_until
 
 from service.api import events as events_module
-from service.contracts import ExitReason, State
+from service.contracts import ExitReason, Role, State
 from service.events import Notice, TextDelta
 
 SSE = {"Accept": "text/event-stream"}
@@ -170,6 +170,20 @@ def test_a_viewer_that_leaves_is_forgotten(api: Api) -> None:
     read(api.client(), f"/v1/tasks/{task['id']}/events", most=1)
     hub = api.app.state.parts.hub
     wait_until(lambda: not hub._watched)
+
+
+def test_a_revoked_key_loses_its_open_stream(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "HEARTBEAT_S", 0.2)
+    api.submit()
+    lease = api.claim()
+    key, secret = api.store.create_key("default", [Role.REVIEW], "reader")
+    revoked = threading.Timer(0.5, api.store.revoke_key, ("default", key.id))
+    revoked.start()
+    found, ended = read(api.client(secret), f"/v1/tasks/{lease.task_id}/events")
+    revoked.join()
+    assert ended
+    assert [event["type"] for event in found] == ["state", "state"]
+    assert api.client(secret).get(f"/v1/tasks/{lease.task_id}").status_code == 401
 
 
 def test_a_finished_task_read_past_its_end_ends_at_once(api: Api) -> None:
