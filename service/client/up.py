@@ -200,7 +200,8 @@ class Deployment:
         more: Mapping[str, str] | None = None,
     ) -> _Child:
         path = self.logs / f"{name}.log"
-        with path.open("wb") as log:
+        # Until Redis has the folder's lock it may be another deployment's, whose log is not ours to empty.
+        with path.open("ab" if name == "redis" else "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 env=child_environment({**self._environment, **(more or {})}, model_keys=model_keys),
