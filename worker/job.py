@@ -288,6 +288,7 @@ class Run:
                 env=self._spec.env_for("agent"),
                 command_timeout_s=self._spec.limits.command_timeout_s,
                 store_artifact=self._sink.artifact,
+                dry_run=self._spec.dry_run_tools,
             )
             stack.enter_context(self._control.interrupting(model.abort))
             stack.enter_context(self._control.interrupting(box.cancel))

@@ -103,7 +103,6 @@ _LATER: dict[tuple[str, ...], Callable[[TaskSpec], bool]] = {
     ("limits", "verify_rounds"): lambda spec: spec.limits.verify_rounds != Limits().verify_rounds,
     ("limits", "wait_timeout_s"): lambda spec: spec.limits.wait_timeout_s != Limits().wait_timeout_s,
     ("permissions",): lambda spec: spec.permissions != Permissions(),
-    ("dry_run_tools",): lambda spec: spec.dry_run_tools,
     ("attempts",): lambda spec: spec.attempts != 1,
     ("protected_paths",): lambda spec: bool(spec.protected_paths),
     ("allowed_paths",): lambda spec: bool(spec.allowed_paths),

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -239,6 +240,21 @@ def test_a_slow_reader_loses_nothing(box: Sandbox) -> None:
 
 def test_a_command_that_stops_itself_goes_on(box: Sandbox) -> None:
     assert text(box, "kill -STOP $$; echo on") == "on\n"
+
+
+def test_read_only_calls_from_several_threads_each_get_their_own_answer(box: Sandbox) -> None:
+    box.load([pack({f"d/{n}": f"word{n}\n".encode() * (n * 2_000 + 1) for n in range(8)})])
+
+    def look(n: int) -> tuple[bytes, int, int, int]:
+        content = box.read(f"d/{n}").data
+        found = box.search(f"word{n}", limit=5)
+        return content, found.total_matches, box.glob(f"d/{n}").total, box.list("d").total
+
+    with ThreadPoolExecutor(8) as pool:
+        for n, told in enumerate(pool.map(look, [n % 8 for n in range(32)])):
+            lines = n % 8 * 2_000 + 1
+            assert told == (f"word{n % 8}\n".encode() * lines, lines, 1, 8)
+    assert text(box, "echo next") == "next\n"
 
 
 # -------------------------------------------------------------------------------------------- the box itself

@@ -33,6 +33,12 @@ SCRIPTS: dict[str, list[tuple[str, dict[str, object]]]] = {
         ("done", {"summary": "Talked."}),
     ],
     "answer": [],
+    "dry": [
+        ("bash", {"command": "echo x > x.txt; rm run.sh"}),
+        ("write_file", {"path": "new.txt", "content": "new"}),
+        ("edit_file", {"path": "gone.txt", "old": "bye", "new": "here"}),
+        ("done", {"summary": "Would have changed three files."}),
+    ],
     "many": [("bash", {"command": "for i in $(seq 1 40); do echo $i > f$i.txt; done"}), ("done", {"summary": "Many."})],
     **{
         f"own{n}": [("bash", {"command": f"sleep 0.{n}; echo {n} > own.txt"}), ("done", {"summary": f"Wrote {n}."})]

@@ -94,6 +94,17 @@ def test_a_question_is_answered_with_a_proven_empty_patch(app: Deployment) -> No
     assert app.client.get(f"/v1/tasks/{task['id']}/patch").status_code == 204
 
 
+def test_a_dry_run_tells_its_writing_calls_and_changes_nothing(app: Deployment) -> None:
+    task = app.finished(app.submit(UPLOAD, model="dry", dry_run_tools=True)["id"])
+    assert (task["state"], task["exit_reason"], task["dry_run_tools"]) == ("succeeded", "completed", True)
+    finished = [event["data"] for event in app.events(task["id"]) if event["type"] == "tool_finished"]
+    assert [data["tool"] for data in finished] == ["bash", "write_file", "edit_file", "done"]
+    assert [data["summary"].partition(":")[0] for data in finished[:3]] == ["Dry run"] * 3
+    assert (task["patch"]["status"], task["patch"]["files"], task["patch"]["reproduces_tree"]) == ("complete", 0, True)
+    assert task["patch"]["base_tree"] == task["patch"]["result_tree"]
+    assert app.client.get(f"/v1/tasks/{task['id']}/patch").status_code == 204
+
+
 def test_a_task_needs_no_workspace(app: Deployment, tmp_path: Path) -> None:
     task = app.finished(app.submit(None, model="own3")["id"])
     assert task["state"] == "succeeded", task

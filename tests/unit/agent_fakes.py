@@ -155,9 +155,17 @@ class MemoryBox:
         raise NotImplementedError
 
 
-def toolbox_over(box: MemoryBox, kept: dict[str, bytes] | None = None, timeout_s: int = 120) -> Toolbox:
+def toolbox_over(
+    box: MemoryBox, kept: dict[str, bytes] | None = None, timeout_s: int = 120, *, dry_run: bool = False
+) -> Toolbox:
     store = {} if kept is None else kept
-    return build_toolbox(box, env={"A": "1"}, command_timeout_s=timeout_s, store_artifact=store.__setitem__)  # type: ignore[arg-type]
+    return build_toolbox(
+        box,  # type: ignore[arg-type]
+        env={"A": "1"},
+        command_timeout_s=timeout_s,
+        store_artifact=store.__setitem__,
+        dry_run=dry_run,
+    )
 
 
 def use(toolbox: Toolbox, tool: str, arguments: Any, call_id: str = "c1") -> tuple[list[Event], Answer]:

@@ -141,7 +141,6 @@ LATER: list[tuple[dict[str, Any], str]] = [
     ({"limits": {"wait_timeout_s": 60}}, "/limits/wait_timeout_s"),
     ({"permissions": {"default": "ask"}}, "/permissions"),
     ({"permissions": {"rules": [{"tool": "bash", "action": "deny"}]}}, "/permissions"),
-    ({"dry_run_tools": True}, "/dry_run_tools"),
     ({"attempts": 2}, "/attempts"),
     ({"protected_paths": ["*.lock"]}, "/protected_paths"),
     ({"allowed_paths": ["src/"]}, "/allowed_paths"),

@@ -91,6 +91,12 @@ class Tool:
     properties: Mapping[str, dict[str, Any]]
     required: tuple[str, ...]
     handler: Handler
+    read_only: bool = False
+    """Changes nothing, not even the session, and tells nothing while it works: several may run at the same time."""
+    idempotent: bool = False
+    """To do it twice leaves what doing it once leaves: asked again when the box had no room for it."""
+    writes: bool = False
+    """May change the workspace: in a dry run it is told, not carried out."""
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -117,4 +117,5 @@ BASH = Tool(
     },
     ("command",),
     run,
+    writes=True,
 )

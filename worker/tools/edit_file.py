@@ -95,4 +95,5 @@ EDIT_FILE = Tool(
     },
     ("path", "old", "new"),
     immediate(run),
+    writes=True,
 )

@@ -50,6 +50,8 @@ LIST_FILES = Tool(
     {"path": {"type": "string", "description": "Relative to /workspace; the workspace itself by default."}},
     (),
     immediate(run_list),
+    read_only=True,
+    idempotent=True,
 )
 
 GLOB = Tool(
@@ -58,4 +60,6 @@ GLOB = Tool(
     {"pattern": {"type": "string", "description": "Relative to /workspace; ** stands for any directories."}},
     ("pattern",),
     immediate(run_glob),
+    read_only=True,
+    idempotent=True,
 )

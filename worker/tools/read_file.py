@@ -94,4 +94,6 @@ READ_FILE = Tool(
     },
     ("path",),
     immediate(run),
+    read_only=True,
+    idempotent=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,15 @@ from worker.tools.write_file import WRITE_FILE
 TOOLS: tuple[Tool, ...] = (BASH, READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, SEARCH, GLOB, TODO, DONE)
 
 
+NO_ROOM = frozenset({"too_many", "spawn_failed"})
+"""Refusals of a box that has its hands full: nothing was done, and a moment later it may go."""
+ROOM_WAITS_S = (0.1, 0.5)
+DRY_RUN = (
+    "Dry run: not carried out, nothing was changed; the call is shown to the person who asked, that is all. Go on with "
+    "what you would do next, and call `done` at the end."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A call whose tool exists and whose arguments fit."""
@@ -32,10 +42,11 @@ class Prepared:
 
 
 class Toolbox:
-    """The tools of one run over one box. Not thread-safe."""
+    """The tools of one run over one box. Not thread-safe, but read-only calls may be executed at the same time."""
 
-    def __init__(self, session: Session, tools: tuple[Tool, ...] = TOOLS) -> None:
+    def __init__(self, session: Session, tools: tuple[Tool, ...] = TOOLS, *, dry_run: bool = False) -> None:
         self._session = session
+        self._dry_run = dry_run
         self._tools = {tool.name: tool for tool in tools}
         self.used = False
         """Whether any tool but `done` was carried out: before, a plain reply is an answer, not the end of work."""
@@ -83,11 +94,27 @@ class Toolbox:
     def execute(self, prepared: Prepared) -> Steps[Answer]:
         """Carries it out. What the box refuses is an answer; a box that is gone raises SandboxError."""
         self.used = self.used or prepared.tool is not DONE
+        if self._dry_run and prepared.tool.writes:
+            return Answer(DRY_RUN)
         try:
-            answer = yield from prepared.tool.handler(self._session, prepared.arguments, prepared.call_id)
+            answer = yield from self._done_with_patience(prepared)
         except ToolFailure as refused:
             answer = failure(refused.code, refused.message[:1_000])
         return Answer(text.clip(answer.text, hint="narrow it", limit=text.RESULT_CHARS), answer.error)
+
+    def _done_with_patience(self, prepared: Prepared) -> Steps[Answer]:
+        """Asks again where the box had no room and twice is the same as once."""
+        for wait_s in ROOM_WAITS_S if prepared.tool.idempotent else ():
+            try:
+                return (yield from self._handled(prepared))
+            except ToolFailure as refused:
+                if refused.code not in NO_ROOM:
+                    raise
+            time.sleep(wait_s)
+        return (yield from self._handled(prepared))
+
+    def _handled(self, prepared: Prepared) -> Steps[Answer]:
+        return prepared.tool.handler(self._session, prepared.arguments, prepared.call_id)
 
     def _find(self, name: str) -> Tool | None:
         name = name.strip()
@@ -101,6 +128,10 @@ def build_toolbox(
     env: Mapping[str, str],
     command_timeout_s: int,
     store_artifact: Callable[[str, bytes], None],
+    dry_run: bool = False,
 ) -> Toolbox:
-    """All tools over `sandbox`. `env` is what commands see; `store_artifact` takes outputs too long for the model."""
-    return Toolbox(Session(sandbox, env, command_timeout_s, store_artifact))
+    """All tools over `sandbox`. `env` is what commands see; `store_artifact` takes outputs too long for the model.
+
+    In a `dry_run` those that may change the workspace are told, not carried out.
+    """
+    return Toolbox(Session(sandbox, env, command_timeout_s, store_artifact), dry_run=dry_run)

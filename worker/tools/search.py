@@ -43,4 +43,6 @@ SEARCH = Tool(
     },
     ("pattern",),
     immediate(run),
+    read_only=True,
+    idempotent=True,
 )

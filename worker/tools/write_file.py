@@ -37,4 +37,6 @@ WRITE_FILE = Tool(
     },
     ("path", "content"),
     immediate(run),
+    idempotent=True,
+    writes=True,
 )
