@@ -30,7 +30,7 @@ def main() -> None:
     try:
         Server(source, sink, operations, children, child_signal).run()
     finally:
-        children.kill_all()
+        operations.backgrounds.kill_all()
     os._exit(0)  # nothing is left to tidy, and a pipe nobody reads cannot hold us
 
 

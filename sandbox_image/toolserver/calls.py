@@ -7,11 +7,13 @@ from typing import Any
 from sandbox_image.toolserver import wire
 from sandbox_image.toolserver.failures import Failure
 
-EXCLUSIVE = frozenset({"load", "exec", "write", "edit", "export"})
-"""Run alone. The others only read and may overlap each other."""
+KEPT = frozenset({"load", "exec", "write", "edit", "export", "background", "kill"})
+"""Their outcome is kept until the worker is done with it: to run them again would not be the same."""
+EXCLUSIVE = KEPT | {"changes"}
+"""Run alone. The others only read and may overlap each other; `changes` first ends what runs in the background."""
 STREAMED = frozenset({"load", "export"})
 """Their body is taken in while they run; other bodies are collected first."""
-OPS = EXCLUSIVE | {"read", "list", "glob", "search", "changes"}
+OPS = EXCLUSIVE | {"read", "list", "glob", "search", "output"}
 MAX_BODY = 64 << 20
 """Of a collected body."""
 
@@ -69,8 +71,7 @@ class Call:
         self.op = op
         self.args = args
         self.exclusive = op in EXCLUSIVE
-        self.kept = op in EXCLUSIVE
-        """Its outcome is kept until the worker is done with it: to run it again would not be the same."""
+        self.kept = op in KEPT
         self.body = bytearray()
         """What came before the operation runs."""
         self.body_ended = not has_body

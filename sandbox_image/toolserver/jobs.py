@@ -36,7 +36,7 @@ Work = Callable[[Reader], Generator[bytes, None, dict[str, Any]]]
 class Job:
     """A forked child at work. `fd` gives its records; `input_fd` (-1 once closed) takes its input."""
 
-    def __init__(self, work: Work, protocol_fds: tuple[int, ...]) -> None:
+    def __init__(self, work: Work, protocol_fds: tuple[int, ...], *, tools_alive: bool = False) -> None:
         """Failure `spawn_failed` when the box has no process left."""
         self.result: dict[str, Any] | None = None
         self.failure: Failure | None = None
@@ -52,7 +52,7 @@ class Job:
                 os.close(fd)
             raise Failure("spawn_failed", f"the sandbox has no process left: {error.strerror}") from error
         if self.pid == 0:
-            _child(work, job_input, output, (*protocol_fds, self.fd, self.input_fd))
+            _child(work, job_input, output, (*protocol_fds, self.fd, self.input_fd), tools_alive)
         os.close(output)
         os.close(job_input)
         os.set_blocking(self.fd, False)
@@ -124,14 +124,15 @@ class Job:
             self.input_fd = -1
 
 
-def _child(work: Work, job_input: int, output: int, not_ours: tuple[int, ...]) -> NoReturn:
+def _child(work: Work, job_input: int, output: int, not_ours: tuple[int, ...], tools_alive: bool) -> NoReturn:
     """Never returns: the loop above us belongs to the server."""
     code = 1
     try:
         for fd in not_ours:
             os.close(fd)
         restore_signals()
-        raise_oom_score()
+        if not tools_alive:
+            raise_oom_score()  # else a tool could look into us meanwhile; its own score is higher anyway
         _run(work, job_input, output)
         code = 0
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sandbox_image.toolserver import changes, files, listing, patch, search, wire
 from sandbox_image.toolserver.args import Args
+from sandbox_image.toolserver.background import KEPT_BYTES, Backgrounds
 from sandbox_image.toolserver.calls import Call
 from sandbox_image.toolserver.failures import Failure
 from sandbox_image.toolserver.ipc import remove_ipc
@@ -70,12 +71,15 @@ class Running:
 
 
 class _Exec(Running):
-    def __init__(self, call: Call, command: Command, paths: Paths, children: Children, oom: OomCounter) -> None:
+    def __init__(
+        self, call: Call, command: Command, children: Children, oom: OomCounter, tidy: Callable[[], None]
+    ) -> None:
+        """`tidy` clears what outlives processes."""
         super().__init__(call)
         self._command = command
-        self._paths = paths
         self._children = children
         self._oom = oom
+        self._tidy = tidy
         self.pid = command.pid
         self.deadline = command.deadline
 
@@ -106,8 +110,7 @@ class _Exec(Running):
 
     def _finish(self, status: int) -> None:
         """Once all it started is dead: nothing of it holds the box's memory or its folders either."""
-        remove_ipc()
-        self._paths.keep_open()
+        self._tidy()
         tail, answer = self._command.result(status, self._oom.grew())
         self.call.out.push(tail)
         self.call.succeed(answer)
@@ -197,6 +200,7 @@ class Operations:
         self._protocol_fds = protocol_fds
         self._oom = OomCounter()
         self._env = base_env(paths)
+        self.backgrounds = Backgrounds(paths, children, self._env)
         self._baseline: Baseline | None = None
 
     def about(self) -> dict[str, Any]:
@@ -227,12 +231,37 @@ class Operations:
                 call.succeed(listing.list_directory(self._paths, args.text("path"), limit))
             case "load":
                 return self._load(call)
+            case "background" | "output" | "kill":
+                self._background(call)
             case _:
-                return _Job(call, Job(self._work(call.op, args), self._protocol_fds))
+                work = self._work(call.op, args)
+                return _Job(call, Job(work, self._protocol_fds, tools_alive=self.backgrounds.running))
         return None
 
+    def _background(self, call: Call) -> None:
+        args = _args(call)
+        if call.op == "background":
+            call.succeed({"id": self.backgrounds.start(args.text("command"), args.text("cwd"), args.texts("env"))})
+            return
+        number = args.number("id", 0, 1 << 31)
+        if call.op == "kill":
+            self.backgrounds.kill(number)
+            self._tidy()
+            call.succeed({})
+            return
+        offset, limit = args.number("offset", 0, 1 << 62), args.number("limit", 0, KEPT_BYTES)
+        said = self.backgrounds.output(number, offset, limit)._asdict()
+        call.out.push(said.pop("data"))
+        call.succeed(said)
+
+    def _tidy(self) -> None:
+        """What no process holds any more goes; while one may, it is not ours to take away."""
+        if not self.backgrounds.running:
+            remove_ipc()
+        self._paths.keep_open()
+
     def _exec(self, call: Call) -> Running:
-        args = Args(wire.loads(bytes(call.body)) if call.body else call.args)
+        args = _args(call)
         request = Request(
             command=os.fsencode(args.text("command")) + b"\n",  # a line's end, also after a last backslash
             cwd=args.text("cwd"),
@@ -244,7 +273,7 @@ class Operations:
         )
         self._oom.grew()  # what was killed before is not this command's
         command = Command(request, self._paths, self._env, call.out.push)
-        return _Exec(call, command, self._paths, self._children, self._oom)
+        return _Exec(call, command, self._children, self._oom, self._tidy)
 
     def _load(self, call: Call) -> Running:
         root = self._paths.workspace.fd
@@ -265,10 +294,17 @@ class Operations:
             path = args.text("path")
             return lambda _: _answer(lambda: search.search(paths, pattern, path, limit))
         if op == "changes":
+            self.backgrounds.kill_all()  # what is hashed must not change meanwhile
+            self._tidy()
             baseline = self._baseline if self._baseline is not None else Baseline()
             return lambda _: _changes(root, baseline)
         tmp = os.fsdecode(paths.folder(b"/tmp"))
         return lambda job: patch.run(job, root, tmp)
+
+
+def _args(call: Call) -> Args:
+    """The arguments of a command, which come as the body when they are too long for a frame."""
+    return Args(wire.loads(bytes(call.body)) if call.body else call.args)
 
 
 def _answer(work: Callable[[], dict[str, Any]]) -> Generator[bytes, None, dict[str, Any]]:

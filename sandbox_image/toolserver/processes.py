@@ -75,14 +75,29 @@ class ChildSignal:
 
 
 class Children:
-    """All processes below the server."""
+    """All processes below the server. Those that are spared, with all below them, outlive `kill_all`."""
 
     def __init__(self, child_signal: ChildSignal) -> None:
         self._signal = child_signal
         self._is_init = os.getpid() == 1
+        self._spared: set[int] = set()
+        self._ended: dict[int, int] = {}
+        """Wait statuses of spared ones, not yet asked for."""
+
+    def spare(self, pid: int) -> None:
+        """A child of ours that adopts all orphans below it."""
+        self._spared.add(pid)
+
+    def forsake(self, pid: int) -> None:
+        """It is like any other from now on."""
+        self._spared.discard(pid)
+
+    def spared_status(self, pid: int) -> int | None:
+        """None while it lives; told once."""
+        return None if pid in self._spared else self._ended.pop(pid, signal.SIGKILL)
 
     def reap(self) -> tuple[dict[int, int], bool]:
-        """Wait statuses of those that ended or stopped, and whether any child is left."""
+        """Wait statuses of those that ended or stopped, and whether any child is left, a spared one too."""
         statuses: dict[int, int] = {}
         while True:
             try:
@@ -91,10 +106,14 @@ class Children:
                 return statuses, False
             if pid == 0:
                 return statuses, True
-            statuses[pid] = status
+            if pid not in self._spared:
+                statuses[pid] = status
+            elif not os.WIFSTOPPED(status):
+                self._spared.remove(pid)
+                self._ended[pid] = status
 
     def kill_all(self) -> dict[int, int]:
-        """Ends and reaps every process but us; returns their wait statuses.
+        """Ends and reaps every process but us and what is spared; returns their wait statuses.
 
         Orphans become our children when their parents die, so "no child left" means that nothing is left.
         TimeoutError when something cannot be killed: the box is then of no more use.
@@ -104,25 +123,32 @@ class Children:
         while True:
             reaped, left = self.reap()
             statuses.update(reaped)
-            if not left:
+            # Twice: a tree that changes while it is read can hide a branch.
+            if not left or (self._spared and not self._strays() and not self._strays()):
                 return statuses
             if time.monotonic() > deadline:
                 raise TimeoutError("a process cannot be killed")
+            if time.monotonic() > deadline - _KILL_WAIT_S / 2:
+                self._spared.clear()  # something forks faster than it can be picked out from among the spared
             self._signal.clear()
             self._kill_once()
             select.select([self._signal.fd], [], [], 0.02)
 
     def _kill_once(self) -> None:
-        if self._is_init:
+        if self._is_init and not self._spared:
             with suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             return
-        for pid in _descendants(os.getpid()):
+        for pid in self._strays():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def _strays(self) -> list[int]:
+        return _descendants(os.getpid(), self._spared)
 
-def _descendants(root: int) -> list[int]:
+
+def _descendants(root: int, spared: set[int]) -> list[int]:
+    """All below `root` but the spared ones and what is below these."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -132,7 +158,7 @@ def _descendants(root: int) -> list[int]:
     found: list[int] = []
     todo = [root]
     while todo:
-        below = children.get(todo.pop(), [])
+        below = [pid for pid in children.get(todo.pop(), []) if pid not in spared]
         found += below
         todo += below
     return found

@@ -13,7 +13,9 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sandbox_image.toolserver import wire
@@ -84,22 +86,18 @@ class Server:
         poll.register(self._signal.fd, select.POLLIN)
         if self._out:
             poll.register(self._sink, select.POLLOUT)
-        by_fd: dict[int, Running] = {}
+        acts: dict[int, Callable[[], None]] = {self._source: self._receive, self._signal.fd: self._children_changed}
         for running in self._running.values():
             for fd, event in ((running.reads(), select.POLLIN), (running.writes(), select.POLLOUT)):
                 if fd >= 0:
-                    by_fd[fd] = running
                     poll.register(fd, event)
-        for fd, event in poll.poll(self._patience_ms()):
-            if fd == self._source:
-                self._receive()
-            elif fd == self._signal.fd:
-                self._children_changed()
-            elif fd in by_fd and not by_fd[fd].done:
-                if fd == by_fd[fd].reads():
-                    by_fd[fd].readable()
-                elif event:
-                    by_fd[fd].writable()
+                    acts[fd] = partial(_go_on, running, fd)
+        for fd, act in self._operations.backgrounds.descriptors().items():
+            poll.register(fd, select.POLLIN)
+            acts[fd] = act
+        for fd, _ in poll.poll(self._patience_ms()):
+            if fd in acts:
+                acts[fd]()
         self._timers()
         self._settle()
 
@@ -374,6 +372,16 @@ class Server:
                 self._waiting.append(call)
             elif call.received - self._credited.get(call.id, 0) >= _CREDIT_STEP:
                 self._credit(call.id, call.received)
+
+
+def _go_on(running: Running, fd: int) -> None:
+    """Lets it read or write, unless what happened since the descriptor was ready has ended it."""
+    if running.done:
+        return
+    if fd == running.reads():
+        running.readable()
+    else:
+        running.writable()
 
 
 def _parsed(payload: bytes) -> tuple[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -62,6 +62,38 @@ def base_env(paths: Paths) -> dict[str, str]:
     }
 
 
+def enter(paths: Paths, cwd: str) -> bytes:
+    """Steps into it, or into the workspace when it is gone; where that is for the kernel.
+
+    posix_spawn takes no directory, so whoever calls stands in it for the moment of the spawn.
+    """
+    wanted = paths.real(os.fsencode(cwd))
+    if wanted.startswith(b"/"):
+        with suppress(OSError, ValueError):
+            os.chdir(wanted)
+            return wanted
+    os.chdir(paths.workspace.fd)
+    return paths.workspace.folder
+
+
+def start_bash(argv: list[str | bytes], env: Mapping[str, str], file_actions: Sequence[tuple[int, int, int]]) -> int:
+    """The pid of a bash in a session of its own, in the current directory, which is / afterwards."""
+    try:
+        return os.posix_spawn(
+            BASH,
+            argv,
+            {**env, "BASH_ENV": PRELUDE},
+            file_actions=file_actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_SIGNALS,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the command or the environment
+        raise Failure("spawn_failed", f"the command could not be started: {error}") from error
+    finally:
+        os.chdir("/")
+
+
 class Command:
     """A running command. `fd` is its stdout and stderr; nobody ever waits for the end of that pipe, because a
     background child may hold it open."""
@@ -97,27 +129,8 @@ class Command:
             self._script = self._write_script()
             argv = ["bash", self._script]
         actions = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
-        environment = {**env, **self._request.env, "BASH_ENV": PRELUDE}
-        self._enter_cwd()
-        try:
-            return os.posix_spawn(
-                BASH, argv, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_SIGNALS
-            )
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the command or the environment
-            raise Failure("spawn_failed", f"the command could not be started: {error}") from error
-        finally:
-            os.chdir("/")
-
-    def _enter_cwd(self) -> None:
-        """posix_spawn takes no directory, so the server stands in it for the moment of the spawn."""
-        wanted = self._paths.real(os.fsencode(self._request.cwd))
-        if wanted.startswith(b"/"):
-            with suppress(OSError, ValueError):
-                os.chdir(wanted)
-                self._cwd = wanted
-                return
-        os.chdir(self._paths.workspace.fd)
-        self._cwd = self._paths.workspace.folder
+        self._cwd = enter(self._paths, self._request.cwd)
+        return start_bash(argv, {**env, **self._request.env}, actions)
 
     def _write_script(self) -> str:
         folder = os.fsdecode(self._paths.folder(b"/tmp"))

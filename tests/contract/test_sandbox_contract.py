@@ -247,13 +247,12 @@ def test_read_only_calls_from_several_threads_each_get_their_own_answer(box: San
 
     def look(n: int) -> tuple[bytes, int, int, int]:
         content = box.read(f"d/{n}").data
-        found = box.search(f"word{n}", limit=5)
-        return content, found.total_matches, box.glob(f"d/{n}").total, box.list("d").total
+        return content, box.glob(f"d/{n}").total, box.glob("**/*").total, box.list("d").total
 
     with ThreadPoolExecutor(8) as pool:
         for n, told in enumerate(pool.map(look, [n % 8 for n in range(32)])):
             lines = n % 8 * 2_000 + 1
-            assert told == (f"word{n % 8}\n".encode() * lines, lines, 1, 8)
+            assert told == (f"word{n % 8}\n".encode() * lines, 1, 8, 8)
     assert text(box, "echo next") == "next\n"
 
 

@@ -60,6 +60,19 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BackgroundOutput:
+    """What a background command said from an offset on, and how it stands."""
+
+    data: bytes
+    offset: int
+    """Of `data`: beyond what was asked for where that is no longer kept."""
+    total_bytes: int
+    state: Literal["running", "exited", "killed"]
+    exit_code: int | None
+    """Of one that exited; 128 + signal when killed by one that is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
 class FileContent:
     data: bytes
     """At most the `limit` asked for."""
@@ -156,8 +169,23 @@ class Sandbox(Protocol):
         """Runs `bash -c`-like, yields the first `head_bytes` of stdout+stderr as they come.
 
         More is counted, its last `tail_bytes` kept; past `flood_bytes` the command is killed. When it
-        returns, nothing the command started is alive. Bytes are raw: decoding is the caller's.
+        returns, nothing this command started is alive. Bytes are raw: decoding is the caller's.
         """
+        ...
+
+    def background(self, command: str, *, cwd: str = "/workspace", env: Mapping[str, str] | None = None) -> int:
+        """Starts a command that goes on beside the calls after it, without a time limit; its number.
+
+        It ends with the box, and before `changes` looks. At most 8 run at a time (`too_many`).
+        """
+        ...
+
+    def output(self, number: int, *, offset: int = 0) -> BackgroundOutput:
+        """What it has said since byte `offset`; the last 256 KiB are kept. `not_found` for no such number."""
+        ...
+
+    def kill(self, number: int) -> None:
+        """Ends a background command and all it started; nothing happens when it has ended already."""
         ...
 
     def read(self, path: str, *, limit: int = 10 << 20) -> FileContent: ...

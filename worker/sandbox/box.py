@@ -16,6 +16,7 @@ import structlog
 from sandbox_image.toolserver import wire
 from service.errors import SandboxError
 from worker.sandbox.base import (
+    BackgroundOutput,
     EditResult,
     Entry,
     ExecResult,
@@ -43,6 +44,8 @@ GRACE_S = 30.0
 """Beyond a command's own limit, for killing what it started and telling of it."""
 _MAX_ROWS = 100_000
 _KINDS = frozenset({"file", "dir", "link", "other"})
+_BACKGROUND_BYTES = 256 << 10
+_STATES = frozenset({"running", "exited", "killed"})
 _ENDS = frozenset({"exited", "timeout", "flood", "cancelled"})
 
 
@@ -103,11 +106,7 @@ class Box:
             "tail_bytes": tail_bytes,
             "flood_bytes": flood_bytes,
         }
-        encoded = wire.dumps(args)
-        if len(encoded) > wire.SPLIT:
-            steps = self._channel.stream("exec", {}, encoded, timeout_s=timeout_s + GRACE_S)
-        else:
-            steps = self._channel.stream("exec", args, timeout_s=timeout_s + GRACE_S)
+        steps = self._channel.stream("exec", *_framed(args), timeout_s=timeout_s + GRACE_S)
         tail: list[bytes] = []
         left = head_bytes
         try:
@@ -138,6 +137,29 @@ class Box:
             total_bytes=answer.number("total_bytes"),
             duration_ms=answer.number("duration_ms"),
         )
+
+    def background(self, command: str, *, cwd: str = "/workspace", env: Mapping[str, str] | None = None) -> int:
+        args = {"command": command, "cwd": cwd, "env": dict(env or {})}
+        return self._ask("background", *_framed(args)).number("id")
+
+    def output(self, number: int, *, offset: int = 0) -> BackgroundOutput:
+        body, said = self._channel.call(
+            "output", {"id": number, "offset": offset, "limit": _BACKGROUND_BYTES}, timeout_s=QUICK_S
+        )
+        answer = self._fields(said)
+        if len(body) > _BACKGROUND_BYTES:
+            raise self._odd("it sent more of an output than was asked for")
+        state = answer.one_of("state", _STATES)
+        return BackgroundOutput(
+            data=body,
+            offset=answer.number("offset"),
+            total_bytes=answer.number("total_bytes"),
+            state=cast('Literal["running", "exited", "killed"]', state),
+            exit_code=answer.number("exit_code", 255) if state == "exited" else None,
+        )
+
+    def kill(self, number: int) -> None:
+        self._ask("kill", {"id": number})
 
     def read(self, path: str, *, limit: int = 10 << 20) -> FileContent:
         body, said = self._channel.call("read", {"path": path, "limit": limit}, timeout_s=QUICK_S)
@@ -257,6 +279,12 @@ class _Fields:
         if not isinstance(value, list) or len(value) > min(limit, _MAX_ROWS):
             raise self._odd(f"{name} is no list of at most {limit}")
         return value
+
+
+def _framed(args: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
+    """The arguments of a command, which go as the body when they are too long for a frame."""
+    encoded = wire.dumps(args)
+    return ({}, encoded) if len(encoded) > wire.SPLIT else (args, None)
 
 
 def _is_bytes(text: str) -> bool:
