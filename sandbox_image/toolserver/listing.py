@@ -6,7 +6,8 @@ import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from sandbox_image.toolserver.failures import Failure, from_os_error
 from sandbox_image.toolserver.paths import MAX_DEPTH, WORKSPACE, Paths
@@ -31,7 +32,7 @@ def list_directory(paths: Paths, path: str, limit: int) -> dict[str, object]:
             fd = os.open(place.name, _LISTING, dir_fd=place.parent)
             try:
                 names = sorted(map(os.fsencode, os.listdir(fd)))
-                rows = [_row(prefix + name, os.stat(name, dir_fd=fd, follow_symlinks=False)) for name in names[:limit]]
+                rows = [_row(prefix + name, found) for name, found in _looked_at(fd, names[:limit])]
             finally:
                 os.close(fd)
         except OSError as error:
@@ -72,8 +73,7 @@ def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
         except OSError:
             continue  # no permission, or gone: nothing to list
         try:
-            for name in map(os.fsencode, os.listdir(fd)):
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            for name, found in _looked_at(fd, map(os.fsencode, os.listdir(fd))):
                 if not stat.S_ISDIR(found.st_mode):
                     yield b"/".join((*folder, name)), found
                 elif name != b".git" and len(folder) < MAX_DEPTH:
@@ -82,6 +82,13 @@ def _walk(root: int) -> Iterator[tuple[bytes, os.stat_result]]:
             continue
         finally:
             os.close(fd)
+
+
+def _looked_at(folder: int, names: Iterable[bytes]) -> Iterator[tuple[bytes, os.stat_result]]:
+    """The names with what they stand for, without those that a command in the background has just taken away."""
+    for name in names:
+        with suppress(FileNotFoundError):
+            yield name, os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
 def _open_below(root: int, folder: tuple[bytes, ...]) -> int:

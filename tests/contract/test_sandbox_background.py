@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from sandbox_kit import pack, run, spec, text
 
+from worker.llm.messages import ToolCall
 from worker.sandbox.base import BackgroundOutput, Sandbox, ToolFailure
 from worker.sandbox.local import LocalProvider
+from worker.tools.base import Answer
+from worker.tools.registry import Prepared, build_toolbox
 
 
 @pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
@@ -171,6 +176,28 @@ def test_read_only_calls_work_beside_it(box: Sandbox) -> None:
     box.background("sleep 300")
     assert (box.read("a.txt").data, box.glob("*.txt").total) == (b"1", 1)
     assert box.write("b.txt", b"2", overwrite=False).created
+
+
+def test_background_bash_through_the_tools(box: Sandbox) -> None:
+    toolbox = build_toolbox(box, env={}, command_timeout_s=20, store_artifact=lambda *_: None)
+
+    def use(tool: str, **arguments: object) -> Answer:
+        prepared = toolbox.prepare(ToolCall("c", tool, json.dumps(arguments)))
+        assert isinstance(prepared, Prepared)
+        steps = toolbox.execute(prepared)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                answer: Answer = stop.value
+                return answer
+
+    begun = use("bash", command="until [ -e go ]; do sleep 0.02; done; echo gone >said; sleep 300", background=True)
+    assert begun.text.startswith("Started in the background as 1.")
+    use("bash", command="touch go; until [ -s said ]; do sleep 0.02; done")
+    assert "gone" in use("read_file", path="said").text
+    assert re.fullmatch(r"\(no new output\)\n\[running for \d+\.\d s\]", use("bash_output", id=1).text)
+    assert use("bash_kill", id=1).text.endswith("[killed: the command and everything it started]")
 
 
 @pytest.mark.parametrize("box", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)

@@ -220,7 +220,7 @@ def test_a_gap_in_a_body_is_refused(raw: Raw, secret: str) -> None:
     assert code(raw.result(20)) == "bad_request"
 
 
-@pytest.mark.parametrize("op", ["background", "output", "kill", "checkpoint", "restore", "net_open", "nonsense"])
+@pytest.mark.parametrize("op", ["checkpoint", "restore", "net_open", "nonsense"])
 def test_what_is_not_here_is_an_unknown_request(raw: Raw, secret: str, op: str) -> None:
     assert code(raw.ask(20, op)) == "unknown_request"
 

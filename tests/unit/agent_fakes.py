@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from service.contracts import Limits
@@ -14,6 +14,7 @@ from worker.agent.budget import Budget
 from worker.agent.context import Conversation
 from worker.llm.messages import Assistant, Message, Reply, Steps, TokenUsage, ToolCall, ToolSchema
 from worker.sandbox.base import (
+    BackgroundOutput,
     EditResult,
     ExecResult,
     FileContent,
@@ -91,6 +92,8 @@ class MemoryBox:
     files: dict[str, bytes] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     ran: list[dict[str, Any]] = field(default_factory=list)
+    said: list[BackgroundOutput] = field(default_factory=list)
+    """What each background command has said, whole."""
     listing: Listing = field(default_factory=lambda: Listing((), 0))
     found: SearchResult = field(default_factory=lambda: SearchResult((), 0, 0))
     info: SandboxInfo = field(default_factory=lambda: SandboxInfo("sha256:0", "runc", "3.13.5", ("git", "rg")))
@@ -112,6 +115,21 @@ class MemoryBox:
         yield from now.pieces
         total = now.total_bytes if now.total_bytes >= 0 else sum(map(len, now.pieces))
         return ExecResult(now.exit_code, now.ended, now.oom_killed, now.cwd, now.tail, total, 1)
+
+    def background(self, command: str, *, cwd: str = "/workspace", env: Mapping[str, str] | None = None) -> int:
+        self.ran.append({"command": command, "cwd": cwd, "env": env, "background": True})
+        self.said.append(BackgroundOutput(b"", 0, 0, "running", None))
+        return len(self.said)
+
+    def output(self, number: int, *, offset: int = 0) -> BackgroundOutput:
+        said = self.said[number - 1] if number <= len(self.said) else None
+        if said is None:
+            raise ToolFailure("not_found", f"there is no background command {number}")
+        start = max(said.offset, offset)
+        return replace(said, data=said.data[start - said.offset :], offset=start)
+
+    def kill(self, number: int) -> None:
+        self.said[number - 1] = replace(self.said[number - 1], state="killed")
 
     def read(self, path: str, *, limit: int = 10 << 20) -> FileContent:
         if self._key(path) not in self.files:

@@ -177,6 +177,8 @@ def test_each_tool_says_what_it_is() -> None:
     reads, neither = (True, True, False), (False, False, False)
     assert flags == {
         "bash": (False, False, True),
+        "bash_output": (False, True, False),
+        "bash_kill": (False, True, False),
         "read_file": reads,
         "write_file": (False, True, True),
         "edit_file": (False, False, True),

@@ -13,7 +13,7 @@ from worker.llm.messages import ToolCall
 from worker.sandbox.base import Entry, Listing, Match, SearchResult
 from worker.tools.base import Answer
 
-NAMES = "bash, read_file, write_file, edit_file, list_files, search, glob, todo, done"
+NAMES = "bash, bash_output, bash_kill, read_file, write_file, edit_file, list_files, search, glob, todo, done"
 
 
 # ------------------------------------------------------------------------------------------- the table

@@ -36,6 +36,16 @@ def failure(kind: str, message: str, detail: str = "") -> Answer:
 
 
 @dataclass(slots=True)
+class Watch:
+    """How far a background command has been looked at."""
+
+    started: float
+    offset: int = 0
+    """Bytes of its output that the model has been shown."""
+    ended: bool = False
+
+
+@dataclass(slots=True)
 class Session:
     """The state that lasts from call to call of one run."""
 
@@ -53,6 +63,13 @@ class Session:
     finished: str | None = None
     """The summary given to `done`."""
     artifacts: int = 0
+    background: dict[int, Watch] = field(default_factory=dict)
+    """By the number the box gave."""
+
+    @property
+    def still(self) -> bool:
+        """No command of ours is alive between two calls; one in the background is, until it was seen to have ended."""
+        return all(watch.ended for watch in self.background.values())
 
     def block(self, text: str) -> str:
         """Untrusted text, marked as data."""

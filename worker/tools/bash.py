@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import signal
 import time
 
 from service.events import ToolOutput
 from worker.llm.messages import Steps
 from worker.sandbox.base import ExecResult
-from worker.tools import text
+from worker.tools import background, text
 from worker.tools.base import WORKSPACE, Answer, Arguments, Session, Tool, failure
 
 COALESCE_S = 0.05
@@ -26,6 +25,8 @@ def run(session: Session, arguments: Arguments, call_id: str) -> Steps[Answer]:
         return failure("bad_arguments", "the command holds a NUL character, which bash cannot take")
     if len(command) > MAX_COMMAND_CHARS:
         return failure("bad_arguments", f"the command is longer than {MAX_COMMAND_CHARS:,} characters; use write_file")
+    if arguments.get("background", False):
+        return background.start(session, command)
     timeout_s = min(arguments.get("timeout_s", session.command_timeout_s), session.command_timeout_s)
     head, result = yield from _execute(session, command, timeout_s, call_id)
     session.cwd = result.cwd
@@ -88,24 +89,17 @@ def _status(result: ExecResult, timeout_s: int) -> str:
             return "[cancelled: the command and everything it started were killed]"
         case "exited":
             pass
-    note = _signal_note(result.exit_code)
     if result.oom_killed:
-        note = "out of memory: the kernel killed a process at the sandbox's memory limit"
-    return f"[exit {result.exit_code}{': ' + note if note else ''}]"
-
-
-def _signal_note(exit_code: int | None) -> str:
-    try:
-        return f"killed by {signal.Signals((exit_code or 0) - 128).name}"
-    except ValueError:
-        return ""
+        return f"[exit {result.exit_code}: out of memory: the kernel killed a process at the sandbox's memory limit]"
+    return text.exit_status(result.exit_code)
 
 
 BASH = Tool(
     "bash",
     "Run a command with bash in the sandbox: run tests and programs, use git, move or delete files, anything the "
-    "other tools do not do. Starts in the directory where the last command left off; variables and background "
-    "processes do not survive the call. There is no terminal, no input and no network. Prefer read_file, search "
+    "other tools do not do. Starts in the directory where the last command left off; variables, and "
+    "processes that a command leaves behind, do not survive the call. For a server or a long build that shall go on "
+    "while you work, set `background`. There is no terminal, no input and no network. Prefer read_file, search "
     "and edit_file over cat, grep and sed for looking at and changing files.",
     {
         "command": {"type": "string", "description": "What bash runs; may have many lines."},
@@ -113,6 +107,10 @@ BASH = Tool(
             "type": "integer",
             "minimum": 1,
             "description": "Seconds until it is killed. Only to stop it earlier than the task's own limit.",
+        },
+        "background": {
+            "type": "boolean",
+            "description": "Go on at once and let it run, without a time limit; the answer has its id. Default false.",
         },
     },
     ("command",),

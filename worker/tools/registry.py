@@ -10,17 +10,31 @@ from typing import Any
 from worker.llm.messages import Steps, ToolCall, ToolSchema
 from worker.sandbox.base import Sandbox, ToolFailure
 from worker.tools import arguments, text, todo
+from worker.tools.background import BASH_KILL, BASH_OUTPUT
 from worker.tools.base import Answer, Session, Tool, failure
 from worker.tools.bash import BASH
 from worker.tools.done import DONE
 from worker.tools.edit_file import EDIT_FILE
 from worker.tools.listing import GLOB, LIST_FILES
+from worker.tools.memory import Memory
 from worker.tools.read_file import READ_FILE
 from worker.tools.search import SEARCH
 from worker.tools.todo import TODO
 from worker.tools.write_file import WRITE_FILE
 
-TOOLS: tuple[Tool, ...] = (BASH, READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, SEARCH, GLOB, TODO, DONE)
+TOOLS: tuple[Tool, ...] = (
+    BASH,
+    BASH_OUTPUT,
+    BASH_KILL,
+    READ_FILE,
+    WRITE_FILE,
+    EDIT_FILE,
+    LIST_FILES,
+    SEARCH,
+    GLOB,
+    TODO,
+    DONE,
+)
 
 
 NO_ROOM = frozenset({"too_many", "spawn_failed"})
@@ -47,6 +61,7 @@ class Toolbox:
     def __init__(self, session: Session, tools: tuple[Tool, ...] = TOOLS, *, dry_run: bool = False) -> None:
         self._session = session
         self._dry_run = dry_run
+        self._memory = Memory()
         self._tools = {tool.name: tool for tool in tools}
         self.used = False
         """Whether any tool but `done` was carried out: before, a plain reply is an answer, not the end of work."""
@@ -97,12 +112,24 @@ class Toolbox:
         if self._dry_run and prepared.tool.writes:
             return Answer(DRY_RUN)
         try:
-            answer = yield from self._done_with_patience(prepared)
+            answer = yield from self._answered(prepared)
         except ToolFailure as refused:
             answer = failure(refused.code, refused.message[:1_000])
         return Answer(text.clip(answer.text, hint="narrow it", limit=text.RESULT_CHARS), answer.error)
 
-    def _done_with_patience(self, prepared: Prepared) -> Steps[Answer]:
+    def _answered(self, prepared: Prepared) -> Steps[Answer]:
+        tool, arguments = prepared.tool, prepared.arguments
+        if tool.writes:
+            self._memory.forget()
+        if not (tool.read_only and self._session.still):
+            return (yield from self._with_patience(prepared))
+        answer = self._memory.recall(tool.name, arguments)
+        if answer is None:
+            answer = yield from self._with_patience(prepared)
+            self._memory.keep(tool.name, arguments, answer)
+        return answer
+
+    def _with_patience(self, prepared: Prepared) -> Steps[Answer]:
         """Asks again where the box had no room and twice is the same as once."""
         for wait_s in ROOM_WAITS_S if prepared.tool.idempotent else ():
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import signal
 
 from service.contracts import escape_path
 
@@ -71,6 +72,14 @@ def lines_within(lines: list[str], limit: int) -> int:
         if used > limit:
             return count
     return len(lines)
+
+
+def exit_status(exit_code: int | None) -> str:
+    """The line that names how a command ended; above 128 bash tells of a signal."""
+    try:
+        return f"[exit {exit_code}: killed by {signal.Signals((exit_code or 0) - 128).name}]"
+    except ValueError:
+        return f"[exit {exit_code}]"
 
 
 def show_path(path: str) -> str:
