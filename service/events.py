@@ -84,6 +84,18 @@ class TodoChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Compacted:
+    """The conversation became shorter, so that it fits the model's window again."""
+
+    type: ClassVar[EventType] = "compacted"
+    layer: Literal["auto", "reactive"]
+    """`auto`: old turns became a summary; `reactive`: the provider had refused the conversation as too long."""
+    tokens_before: int
+    tokens_after: int
+    """Both estimated."""
+
+
+@dataclass(frozen=True, slots=True)
 class UsageChanged:
     type: ClassVar[EventType] = "usage"
     usage: dict[str, Any]
@@ -107,7 +119,7 @@ class ArtifactStored:
 
 Event = (
     StateChanged | PhaseChanged | TextDelta | MessageDone | ToolStarted | ToolOutput | ToolFinished
-    | TodoChanged | UsageChanged | Notice | ArtifactStored
+    | TodoChanged | Compacted | UsageChanged | Notice | ArtifactStored
 )  # fmt: skip
 """What this version emits; the other types of `EventType` come with their mechanisms."""
 

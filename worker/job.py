@@ -35,6 +35,7 @@ from service.store import Lease
 from worker.agent.budget import Budget
 from worker.agent.context import Conversation
 from worker.agent.loop import Outcome, run_agent
+from worker.agent.project import look_at
 from worker.agent.prompt import build
 from worker.control import Control, HandedBack
 from worker.export import ExportLimits, export
@@ -283,12 +284,14 @@ class Run:
             stack.callback(self._store_transcript, file)
             client = self._parts.clients.get(profile.name)
             model = stack.enter_context(open_model(profile, client=client, record=transcript.exchange))
+            project = look_at(box)
             toolbox = build_toolbox(
                 box,
                 env=self._spec.env_for("agent"),
                 command_timeout_s=self._spec.limits.command_timeout_s,
                 store_artifact=self._sink.artifact,
                 dry_run=self._spec.dry_run_tools,
+                skills=project.skills,
             )
             stack.enter_context(self._control.interrupting(model.abort))
             stack.enter_context(self._control.interrupting(box.cancel))
@@ -296,7 +299,7 @@ class Run:
                 run_agent(
                     model,
                     toolbox,
-                    Conversation.start(build(self._spec, box.info, toolbox.marker), self._spec.prompt),
+                    Conversation.start(build(self._spec, box.info, toolbox, project), self._spec.prompt),
                     Budget(self._spec.limits, seconds_left=self._control.remaining_s),
                     checkpoint=self._control.check,
                     record=transcript,

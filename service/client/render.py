@@ -190,6 +190,9 @@ class Progress:
         self._usage = usage_text(data["usage"])
         self._update()
 
+    def _on_compacted(self, data: Json) -> None:
+        self._line(f"! older turns taken out: {data['tokens_before']:,} → {data['tokens_after']:,} tokens", "yellow")
+
     def _on_notice(self, data: Json) -> None:
         self._line(f"! {short(str(data['text']), 1_000)}", "yellow")
 

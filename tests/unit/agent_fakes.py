@@ -13,6 +13,7 @@ from service.events import Event, TextDelta
 from worker.agent.budget import Budget
 from worker.agent.context import Conversation
 from worker.llm.messages import Assistant, Message, Reply, Steps, TokenUsage, ToolCall, ToolSchema
+from worker.llm.profiles import Profile
 from worker.sandbox.base import (
     BackgroundOutput,
     EditResult,
@@ -53,14 +54,11 @@ def says(text: str = "", *calls: tuple[str, Any], usage: TokenUsage = COUNTED, *
 class Script:
     """Answers with the given replies in order, the last one for ever; remembers what it was asked."""
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: Reply, window: int = 128_000) -> None:
         self.replies = list(replies)
+        self.profile = Profile(name="script", base_url="", model="script", context_window=window)
         self.asked: list[list[Message]] = []
         self.max_seconds: list[float] = []
-
-    @property
-    def profile(self) -> Any:
-        raise NotImplementedError
 
     def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, max_seconds: float) -> Steps[Reply]:
         self.asked.append(list(messages))

@@ -23,14 +23,17 @@ class Budget:
         self._guessed_tokens = 0
         self._warned: set[str] = set()
 
-    def charge(self, reply: Reply, estimate: int) -> None:
-        """Adds one model call. Where the provider counted nothing, `estimate` (tokens) counts for the limit."""
+    def charge(self, reply: Reply, estimate: int, *, turn: bool = True) -> None:
+        """Adds one model call. Where the provider counted nothing, `estimate` (tokens) counts for the limit.
+
+        `turn` is False for a call beside the conversation: it costs, but is no turn.
+        """
         used, known = self.usage, reply.usage
         cost = used.cost_usd if reply.cost_usd is None else (used.cost_usd or 0.0) + reply.cost_usd
         if not known.known:
             self._guessed_tokens += estimate
         self.usage = Usage(
-            turns=used.turns + 1,
+            turns=used.turns + turn,
             input_tokens=used.input_tokens + known.input,
             cached_tokens=used.cached_tokens + known.cached,
             output_tokens=used.output_tokens + known.output,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from service.contracts import ExitReason, Usage
 from service.errors import ModelError
 from service.events import MessageDone, Notice, UsageChanged
+from worker.agent import compaction
 from worker.agent.budget import Budget
 from worker.agent.calls import Record, carry_out
 from worker.agent.context import Conversation
@@ -58,11 +59,12 @@ def run_agent(
     repetition, stops, warned, said = Repetition(), _Stops(), False, ""
     while True:
         checkpoint()
+        yield from compaction.make_room(model, conversation, toolbox, budget)
         spent = budget.exhausted()
         if spent is not None:
             return Outcome(spent, said, budget.usage)
         yield from _tell_limits(conversation, budget)
-        reply = yield from model.ask(conversation.messages, toolbox.schemas, max_seconds=budget.seconds_left())
+        reply = yield from compaction.ask(model, conversation, toolbox, budget)
         budget.charge(reply, conversation.tokens)
         toolbox.begin_turn()
         yield from _take(reply, conversation, budget)

@@ -7,14 +7,17 @@ from importlib.resources import files
 from string import Template
 
 from service.contracts import TaskSpec
+from worker.agent.project import Project
 from worker.sandbox.base import SandboxInfo
+from worker.tools.registry import Toolbox
 
 PARTS = ("identity", "act", "tools", "code", "stop", "data", "environment")
 """In this order; where two rules meet, the earlier one wins."""
 
 
-def build(spec: TaskSpec, info: SandboxInfo, marker: str) -> str:
-    """The system prompt of a task. `marker` is the tag that the toolbox puts around untrusted text."""
+def build(spec: TaskSpec, info: SandboxInfo, toolbox: Toolbox, project: Project) -> str:
+    """The system prompt of a task; what `project` says stands at the end, marked as untrusted."""
+    marker = toolbox.marker
     facts = {
         "marker": marker,
         "python": _word(info.python),
@@ -25,7 +28,14 @@ def build(spec: TaskSpec, info: SandboxInfo, marker: str) -> str:
         "memory_mb": str(spec.resources.memory_mb),
         "wall_minutes": str(max(1, spec.limits.wall_time_s // 60)),
     }
-    return "\n\n".join(part(name).substitute(facts).strip() for name in PARTS) + "\n"
+    parts = list(PARTS)
+    if project.skills:
+        parts.append("skills")
+        facts["skills"] = toolbox.block("\n".join(f"- {skill.name}: {skill.description}" for skill in project.skills))
+    if project.notes:
+        parts.append("notes")
+        facts["notes"] = "\n".join(f"{name}:\n{toolbox.block(note)}" for name, note in project.notes)
+    return "\n\n".join(part(name).substitute(facts).strip() for name in parts) + "\n"
 
 
 def part(name: str) -> Template:

@@ -188,6 +188,7 @@ class ChatModel:
             usage=assembled.usage,
             cost_usd=cost_usd(self.profile.price, assembled.usage),
             truncated=assembled.truncated,
+            prompt_tokens=assembled.usage.input,
             request=body,
             raw=tuple(assembler.lines),
         )

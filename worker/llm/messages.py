@@ -86,6 +86,8 @@ class Reply:
     cost_usd: float | None
     """None when the profile has no price."""
     truncated: bool = False
+    prompt_tokens: int = 0
+    """Size of this conversation as the provider counted it; 0 where it said nothing. `usage` may hold several calls."""
     request: dict[str, Any] = field(default_factory=dict)
     """The body as it was sent, for the transcript."""
     raw: tuple[str, ...] = ()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ModelError
+from worker.llm.sse import loads
+from worker.llm.summaries import is_summary
 from worker.llm.transcript import responses
 
 OVER = "The recording is over."
@@ -32,9 +34,9 @@ def _over() -> tuple[str, ...]:
 class ReplayServer:
     """Serves recorded responses on 127.0.0.1 while the context lasts; after the last one it says so and stops."""
 
-    def __init__(self, recorded: Sequence[tuple[str, ...]]) -> None:
-        self._recorded = recorded
-        self._next = 0
+    def __init__(self, recorded: Sequence[tuple[str, ...]], summaries: Sequence[tuple[str, ...]] = ()) -> None:
+        # Two rows: where the window is another one than it was, summaries are asked for at other times or never.
+        self._turns, self._summaries = iter(recorded), iter(summaries)
         self._lock = threading.Lock()
 
     @classmethod
@@ -42,7 +44,9 @@ class ReplayServer:
         """From a transcript file; ModelError when it cannot be read."""
         try:
             with path.open(encoding="utf-8") as lines:
-                return cls(list(responses(lines)))
+                turns = list(responses(lines))
+                lines.seek(0)
+                return cls(turns, list(responses(lines, summaries=True)))
         except (OSError, ValueError) as error:
             raise ModelError(f"the recording {path.name} cannot be read: {error}", retryable=False) from error
 
@@ -61,11 +65,19 @@ class ReplayServer:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
-    def take(self) -> tuple[str, ...]:
-        """The data lines of the next response."""
+    def take(self, *, summary: bool) -> tuple[str, ...]:
+        """The data lines of the next turn, or of the next summary."""
         with self._lock:
-            number, self._next = self._next, self._next + 1
-        return self._recorded[number] if number < len(self._recorded) else _over()
+            recorded = next(self._summaries if summary else self._turns, None)
+        return _over() if recorded is None else recorded
+
+
+def _asks_for_summary(body: bytes) -> bool:
+    try:
+        request = loads(body.decode())
+    except ValueError:
+        return False
+    return isinstance(request, dict) and is_summary(request)
 
 
 class _Server(ThreadingHTTPServer):
@@ -83,16 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
-        left = int(self.headers.get("Content-Length", 0))
-        while left > 0 and (piece := self.rfile.read(min(left, 1 << 16))):
-            left -= len(piece)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         # The end of the body is the end of the connection: how most providers' proxies do it, too.
         self.send_header("Connection", "close")
         self.end_headers()
         try:
-            for line in self.server.replay.take():
+            for line in self.server.replay.take(summary=_asks_for_summary(body)):
                 self.wfile.write(f"data: {line}\n\n".encode())
         except OSError:
             return  # the client was stopped in the middle

@@ -7,20 +7,24 @@ One JSON object per line, `time` in seconds since the epoch:
     {"kind": "tool",     "time": …, "duration_ms": …, "id": "…", "tool": "bash", "arguments": "…", "ok": true,
      "result": "…"}
 
-A conversation only grows, so `body.messages` holds what is new: the first `messages_before` messages are those
-of the request before. `lines` are the data lines of the response, before parsing. `outcome` is `used` (the
-reply the run went on with), `asked_again` (cut off, so asked once more) or `failed`; a replay serves `used` ones.
+`body.messages` holds what is new: the first `messages_before` messages are those of the request before. Mostly
+these are all it had; fewer where the conversation was made shorter (worker/agent/compaction.py) or is another one.
+`lines` are the data lines of the response, before parsing. `outcome` is `used` (the reply the run went on with),
+`asked_again` (cut off, so asked once more) or `failed`; a replay serves `used` ones. A response to a request for a
+summary of old turns has `"summary": true`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
 from pydantic import TypeAdapter, ValidationError
+
+from worker.llm.summaries import is_summary
 
 MAX_BYTES = 64 << 20
 """Of one transcript; what comes later is counted, not kept. 100 turns of a long task take about 10 MB."""
@@ -70,7 +74,7 @@ class Transcript:
         """Records a request and its response; the model's client calls it (`open_model(…, record=…)`)."""
         self._requests += 1
         messages = exchange.body.get("messages", [])
-        known = len(self._sent) if messages[: len(self._sent)] == self._sent else 0
+        known = _common(self._sent, messages)
         self._sent = messages
         body = self._masked({**exchange.body, "messages": messages[known:]})
         self._write("request", exchange.started, {"n": self._requests, "messages_before": known, "body": body})
@@ -85,6 +89,7 @@ class Transcript:
                 "outcome": exchange.outcome,
                 "error": exchange.error and self._mask(exchange.error),
                 "lines": [] if withheld else lines,
+                **({"summary": True} if is_summary(exchange.body) else {}),
                 **({"withheld": self._mask(exchange.said)} if withheld else {}),
             },
         )
@@ -113,6 +118,11 @@ class Transcript:
         self._file.flush()
 
 
+def _common(before: Sequence[Any], now: Sequence[Any]) -> int:
+    """How many messages at their beginning are the same."""
+    return next((at for at, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Record:
     """What a replay reads of a line."""
@@ -120,13 +130,17 @@ class _Record:
     kind: str
     outcome: str = "used"
     lines: tuple[str, ...] = ()
+    summary: bool = False
 
 
 _RECORD = TypeAdapter(_Record)
 
 
-def responses(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """The data lines of each `used` response of a transcript, in order; ValueError names a line that is none."""
+def responses(lines: Iterable[str], *, summaries: bool = False) -> Iterator[tuple[str, ...]]:
+    """The data lines of each `used` response of a transcript, in order; ValueError names a line that is none.
+
+    Those of the turns, or with `summaries` those of the summaries.
+    """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -134,5 +148,5 @@ def responses(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
             record = _RECORD.validate_json(line)
         except ValidationError as error:
             raise ValueError(f"line {number} is no record of a transcript: {error.errors()[0]['msg']}") from None
-        if record.kind == "response" and record.outcome == "used":
+        if record.kind == "response" and record.outcome == "used" and record.summary is summaries:
             yield record.lines

@@ -35,6 +35,16 @@ def failure(kind: str, message: str, detail: str = "") -> Answer:
     return Answer(f"{line}\n{detail}" if detail else line, kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """A `SKILL.md` of the workspace; the text itself is read when it is asked for."""
+
+    name: str
+    description: str
+    path: str
+    """Of the SKILL.md, relative to the workspace."""
+
+
 @dataclass(slots=True)
 class Watch:
     """How far a background command has been looked at."""
@@ -58,6 +68,9 @@ class Session:
     cwd: str = WORKSPACE
     seen: set[str] = field(default_factory=set)
     """Absolute paths whose content the model has read or written: those it may overwrite."""
+    skills: Mapping[str, Skill] = field(default_factory=dict)
+    skills_in_use: dict[str, str] = field(default_factory=dict)
+    """By name, the newest last: the answers that brought them."""
     todo: tuple[TodoItem, ...] = ()
     turns_since_todo: int = 0
     finished: str | None = None

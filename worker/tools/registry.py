@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from worker.llm.messages import Steps, ToolCall, ToolSchema
 from worker.sandbox.base import Sandbox, ToolFailure
 from worker.tools import arguments, text, todo
 from worker.tools.background import BASH_KILL, BASH_OUTPUT
-from worker.tools.base import Answer, Session, Tool, failure
+from worker.tools.base import Answer, Session, Skill, Tool, failure
 from worker.tools.bash import BASH
 from worker.tools.done import DONE
 from worker.tools.edit_file import EDIT_FILE
@@ -19,6 +19,7 @@ from worker.tools.listing import GLOB, LIST_FILES
 from worker.tools.memory import Memory
 from worker.tools.read_file import READ_FILE
 from worker.tools.search import SEARCH
+from worker.tools.skill import SKILL
 from worker.tools.todo import TODO
 from worker.tools.write_file import WRITE_FILE
 
@@ -80,6 +81,19 @@ class Toolbox:
     def finished(self) -> str | None:
         """The summary the model gave to `done`, None before."""
         return self._session.finished
+
+    def block(self, text: str) -> str:
+        """Untrusted text inside the tag."""
+        return self._session.block(text)
+
+    def todo_list(self) -> str:
+        """The todo list as it is now, a line for each item; empty while there is none."""
+        return "\n".join(f"- {item.text} ({item.status})" for item in self._session.todo)
+
+    @property
+    def skills_in_use(self) -> tuple[str, ...]:
+        """The answers that brought the skills the model works by; they stay when older results go."""
+        return tuple(self._session.skills_in_use.values())
 
     def begin_turn(self) -> None:
         """Counts the turns since the todo list was touched."""
@@ -156,9 +170,12 @@ def build_toolbox(
     command_timeout_s: int,
     store_artifact: Callable[[str, bytes], None],
     dry_run: bool = False,
+    skills: Sequence[Skill] = (),
 ) -> Toolbox:
     """All tools over `sandbox`. `env` is what commands see; `store_artifact` takes outputs too long for the model.
 
-    In a `dry_run` those that may change the workspace are told, not carried out.
+    In a `dry_run` those that may change the workspace are told, not carried out. `skill` is among them where there
+    are `skills`.
     """
-    return Toolbox(Session(sandbox, env, command_timeout_s, store_artifact), dry_run=dry_run)
+    session = Session(sandbox, env, command_timeout_s, store_artifact, skills={skill.name: skill for skill in skills})
+    return Toolbox(session, (*TOOLS, SKILL) if skills else TOOLS, dry_run=dry_run)
