@@ -18,7 +18,6 @@ from worker.sandbox.base import SandboxInfo
 from worker.tools.base import Session, Skill
 from worker.tools.registry import Toolbox
 
-
 NOTHING = Project()
 
 

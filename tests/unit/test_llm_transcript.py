@@ -8,8 +8,9 @@ import pytest
 
 from service.errors import ModelError, Stopped
 from worker.llm.messages import Assistant, Reply, User
-from worker.llm.replay import ReplayServer
+from worker.llm.replay import OVER, ReplayServer
 from worker.llm.scripted import ScriptedModel
+from worker.llm.summaries import SUMMARY_HEAD
 from worker.llm.transcript import Exchange, Transcript, responses
 
 
@@ -46,15 +47,36 @@ def test_a_run_is_recorded_and_only_what_is_new_of_a_conversation(tmp_path: Path
     assert list(responses(path.read_text().splitlines())) == [("{}", "[DONE]")]
 
 
-def test_another_conversation_is_recorded_whole(tmp_path: Path) -> None:
+def test_what_differs_from_the_request_before_is_recorded_also_when_the_conversation_shrank(tmp_path: Path) -> None:
+    asked = [["a", "b", "c"], ["a", "c"], ["a", "c"], ["x"], []]
     path = tmp_path / "t"
     with Transcript(path.open("wb")) as transcript:
-        transcript.exchange(exchange(["a", "b"]))
-        transcript.exchange(exchange(["a", "c"]))
-    assert [(r["messages_before"], r["body"]["messages"]) for r in records(path)[::2]] == [
-        (0, ["a", "b"]),
-        (0, ["a", "c"]),
-    ]
+        for messages in asked:
+            transcript.exchange(exchange(messages))
+    written = [(r["messages_before"], r["body"]["messages"]) for r in records(path)[::2]]
+    assert written == [(0, ["a", "b", "c"]), (1, ["c"]), (2, []), (0, ["x"]), (0, [])]
+    rebuilt: list[list[str]] = [[]]
+    for before, new in written:
+        rebuilt.append(rebuilt[-1][:before] + new)
+    assert rebuilt[1:] == asked
+
+
+def test_summaries_are_told_from_turns_and_replayed_in_a_row_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    asks = {"role": "system", "content": f"{SUMMARY_HEAD}\nrules"}
+    with Transcript(path.open("wb")) as transcript:
+        transcript.exchange(exchange([{"role": "system", "content": "rules"}], "turn 1"))
+        transcript.exchange(exchange([asks], "lost", outcome="failed"))
+        transcript.exchange(exchange([asks], "sum"))
+        transcript.exchange(exchange([], "turn 2"))
+    lines = path.read_text().splitlines()
+    assert list(responses(lines)) == [("turn 1",), ("turn 2",)]
+    assert list(responses(lines, summaries=True)) == [("sum",)]
+    server = ReplayServer.of(path)
+    assert server.take(summary=False) == ("turn 1",)
+    assert server.take(summary=False) == ("turn 2",)
+    assert server.take(summary=True) == ("sum",)
+    assert OVER in server.take(summary=True)[0]
 
 
 def test_a_secret_split_over_two_chunks_keeps_the_lines_back(tmp_path: Path) -> None:

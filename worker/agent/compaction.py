@@ -23,7 +23,7 @@ from worker.tools.text import clip
 AUTO_AT = 0.7
 """Share of the window at which old turns become a summary."""
 FRESH_TURNS = 6
-FRESH_SHARE = 1 / 3
+FRESH_SHARE = 0.4
 """The last few: results of so many turns stay, as long as they fit into this share of the window; the newest always."""
 TAIL_SHARE = 0.2
 """Share of the window that the turns kept beside a summary may fill."""

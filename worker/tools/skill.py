@@ -12,7 +12,8 @@ from worker.tools.base import Answer, Arguments, Session, Skill, Tool, failure, 
 
 FOLDERS = (".patchyard/skills", ".claude/skills")
 """In this order: of two skills of one name the first counts."""
-MAX_SKILLS = 30
+MAX_ENTRIES, MAX_SKILLS = 100, 30
+"""Folders that are looked into, and skills that make the index, which is part of every request."""
 MAX_DESCRIPTION = 300
 READ_BYTES = 64 << 10
 BODY_CHARS = 8_000
@@ -28,11 +29,11 @@ def find_skills(sandbox: Sandbox) -> tuple[Skill, ...]:
     found: dict[str, Skill] = {}
     for folder in FOLDERS:
         try:
-            listing = sandbox.glob(f"{folder}/*/SKILL.md", limit=MAX_SKILLS)
+            entries = sandbox.list(folder, limit=MAX_ENTRIES).entries
         except ToolFailure:
             continue
-        for entry in listing.entries:
-            skill = _skill(sandbox, entry.path)
+        for entry in entries:
+            skill = _skill(sandbox, f"{folder}/{posixpath.basename(entry.path)}/SKILL.md")
             if skill is not None and len(found) < MAX_SKILLS:
                 found.setdefault(skill.name, skill)
     return tuple(found.values())
