@@ -39,6 +39,11 @@ SCRIPTS: dict[str, list[tuple[str, dict[str, object]]]] = {
         ("edit_file", {"path": "gone.txt", "old": "bye", "new": "here"}),
         ("done", {"summary": "Would have changed three files."}),
     ],
+    "long": [
+        ("skill", {"name": "house"}),
+        *(("bash", {"command": f"seq 1 4000 # {n} {'x' * 1_000}"}) for n in range(8)),
+        ("done", {"summary": "Went on and on."}),
+    ],
     "many": [("bash", {"command": "for i in $(seq 1 40); do echo $i > f$i.txt; done"}), ("done", {"summary": "Many."})],
     **{
         f"own{n}": [("bash", {"command": f"sleep 0.{n}; echo {n} > own.txt"}), ("done", {"summary": f"Wrote {n}."})]
@@ -54,7 +59,7 @@ def app(sandbox_image: str, deployment: str) -> Iterator[Deployment]:
     app = Deployment(folder, label=f"{deployment}-e2e", image=sandbox_image, workers=3)
     app.extra["PATCHYARD_MAX_PATCH_FILES"] = "30"
     for name, steps in SCRIPTS.items():
-        app.script(name, steps)
+        app.script(name, steps, window=9_000 if name == "long" else 128_000)
     try:
         with app.running():
             yield app

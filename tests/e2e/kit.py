@@ -172,11 +172,17 @@ class Deployment:
         ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
-    def script(self, name: str, steps: Sequence[tuple[str, Mapping[str, Any]]], final: str = "All done.") -> None:
+    def script(
+        self,
+        name: str,
+        steps: Sequence[tuple[str, Mapping[str, Any]]],
+        final: str = "All done.",
+        window: int = 128_000,
+    ) -> None:
         """Adds a model profile that makes these tool calls, one a turn. Workers must be started again to see it."""
         write_recording(self.folder / f"{name}.jsonl", steps, final)
         with self.models.open("a") as toml:
-            toml.write(f'[{name}]\nreplay = "{name}.jsonl"\n')
+            toml.write(f'[{name}]\nreplay = "{name}.jsonl"\ncontext_window = {window}\n')
 
 
 def write_recording(path: Path, steps: Sequence[tuple[str, Mapping[str, Any]]], final: str) -> None:

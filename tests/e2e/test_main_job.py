@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tarfile
@@ -103,6 +104,29 @@ def test_a_dry_run_tells_its_writing_calls_and_changes_nothing(app: Deployment) 
     assert (task["patch"]["status"], task["patch"]["files"], task["patch"]["reproduces_tree"]) == ("complete", 0, True)
     assert task["patch"]["base_tree"] == task["patch"]["result_tree"]
     assert app.client.get(f"/v1/tasks/{task['id']}/patch").status_code == 204
+
+
+def test_a_long_task_in_a_small_window_with_the_workspaces_own_notes_and_skill(app: Deployment) -> None:
+    skill = b"---\nname: house\ndescription: How we work here.\n---\nMeasure twice.\n"
+    upload = pack({"AGENTS.md": b"Use tabs.\n", ".claude/skills/house/SKILL.md": skill})
+    task = app.finished(app.submit(upload, model="long")["id"])
+    assert (task["state"], task["exit_reason"], task["summary"]) == ("succeeded", "completed", "Went on and on.")
+    assert task["usage"]["turns"] == 10
+    events = app.client.get(f"/v1/tasks/{task['id']}/events", headers={"Accept": "application/json"}).json()["items"]
+    shorter = [event["data"] for event in events if event["type"] == "compacted"]
+    assert {data["layer"] for data in shorter} == {"auto"}
+    assert all(data["tokens_after"] < data["tokens_before"] for data in shorter)
+    transcript = app.client.get(f"/v1/tasks/{task['id']}/artifacts/transcript.jsonl").text
+    requests = [record for line in transcript.splitlines() if (record := json.loads(line))["kind"] == "request"]
+    assert len(requests) == 10 + len(shorter)
+    system = requests[0]["body"]["messages"][0]["content"]
+    assert re.search(r"\nAGENTS\.md:\n<(data-\w+)>\nUse tabs\.\n</\1>\n", system)
+    assert re.search(r"\n<(data-\w+)>\n- house: How we work here\.\n</\1>\n", system)
+    # What was loaded in the first turn is still there in the last request.
+    last: list[dict[str, str]] = []
+    for request in requests:
+        last = last[: request["messages_before"]] + request["body"]["messages"]
+    assert [message["content"].count("Measure twice.") for message in last if message["role"] == "user"] == [0, 1]
 
 
 def test_a_task_needs_no_workspace(app: Deployment, tmp_path: Path) -> None:
