@@ -1,14 +1,18 @@
-"""What the suites about boxes share: opening one of either kind, running a command, packing a workspace."""
+"""What the suites about boxes share: opening one of either kind, running a command, packing a tar, making an image."""
 
 from __future__ import annotations
 
 import io
 import tarfile
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from worker.sandbox.base import BoxSpec, ExecResult, Sandbox
+
+if TYPE_CHECKING:
+    import docker
 
 KINDS = ("local", "docker")
 
@@ -76,3 +80,15 @@ def canonical(tar: bytes) -> bytes:
 def pieces(data: bytes, size: int = 10_000) -> Iterable[bytes]:
     for at in range(0, len(data), size):
         yield data[at : at + size]
+
+
+@contextmanager
+def image_of(engine: docker.APIClient, name: str, *lines: str) -> Iterator[str]:
+    """An image built from these Dockerfile lines, gone afterwards."""
+    source = io.BytesIO("\n".join(lines).encode())
+    steps = list(engine.build(fileobj=source, tag=name, rm=True, forcerm=True, decode=True))
+    assert "error" not in steps[-1], steps[-1]
+    try:
+        yield name
+    finally:
+        engine.remove_image(name, force=True)

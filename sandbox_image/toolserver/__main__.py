@@ -1,4 +1,7 @@
-"""Entry of the tool server: `boot.py [WORKSPACE HOME TMP]`. In a box it is PID 1 and the folders are the usual ones."""
+"""Entry of the tool server: `boot.py [WORKSPACE HOME TMP SKILLS]`.
+
+In a box it is PID 1 and the folders are the usual ones.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from sandbox_image.toolserver.paths import WORKSPACE, Paths
 from sandbox_image.toolserver.processes import Children, ChildSignal, adopt_orphans, ignore_signals, set_dumpable
 from sandbox_image.toolserver.server import Server
 
-_NAMES = (WORKSPACE, b"/home/agent", b"/tmp")
+_NAMES = (WORKSPACE, b"/home/agent", b"/tmp", b"/opt/patchyard/skills")
+"""The last one is part of the image: root's, on a file system that is read-only."""
 
 
 def main() -> None:
@@ -22,7 +26,7 @@ def main() -> None:
     os.umask(0o022)
     source, sink = _take_protocol_pipes()
     os.chdir("/")
-    folders = [os.fsencode(folder) for folder in sys.argv[1:4]] or list(_NAMES)
+    folders = [os.fsencode(folder) for folder in sys.argv[1:5]] or list(_NAMES)
     paths = Paths(list(zip(_NAMES, folders, strict=True)))
     child_signal = ChildSignal()
     children = Children(child_signal)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import docker
 import pytest
-from sandbox_kit import pack, pieces, spec
+from sandbox_kit import image_of, pack, pieces, spec
 
 from worker.agent.project import Project, look_at
 from worker.llm.messages import ToolCall
-from worker.sandbox.base import Sandbox, SandboxProvider
+from worker.sandbox.base import Sandbox, SandboxProvider, ToolFailure
 from worker.sandbox.local import LocalProvider
 from worker.tools import skill
 from worker.tools.base import Answer, Skill
@@ -98,6 +99,26 @@ def test_notes_and_skills_are_found(opened: Open) -> None:
     )
     assert load(toolbox, "nope").text == "Error: there is no such skill; the skills are tests, release"
     assert toolbox.skills_in_use == (answer.text,)
+
+
+@pytest.mark.docker
+def test_a_skill_of_the_image_comes_first_and_cannot_be_changed(
+    engine: docker.APIClient, docker_provider: SandboxProvider, sandbox_image: str, deployment: str
+) -> None:
+    text = skill_md("house", "How we work.", "Of the image.").decode().replace("\n", "\\n")
+    folder = "/opt/patchyard/skills/h"
+    added = f"RUN mkdir {folder} && printf %b '{text}' > {folder}/SKILL.md"
+    lines = (f"FROM {sandbox_image}", "USER root", added, "USER 10001:10001")
+    with image_of(engine, f"{deployment}:skills", *lines) as image, opener(docker_provider, image) as make:
+        box = make({".patchyard/skills/h/SKILL.md": skill_md("house", "Of the upload.")})
+        project = look_at(box)
+        assert project.skills == (Skill("house", "How we work.", "/opt/patchyard/skills/h/SKILL.md"),)
+        for path in ("/opt/patchyard/skills/h/SKILL.md", "/opt/patchyard/skills/h/new", "/opt/patchyard/skills/new"):
+            with pytest.raises(ToolFailure):
+                box.write(path, b"x", overwrite=True)
+        with pytest.raises(ToolFailure, match="outside the workspace"):
+            box.read("/opt/patchyard/boot.py")
+        assert "Of the image." in load(toolbox_of(box, project), "house").text
 
 
 def test_an_empty_workspace_has_neither_and_no_skill_tool(opened: Open) -> None:

@@ -22,7 +22,7 @@ class Raw:
     """A worker that says exactly what it is told to."""
 
     def __init__(self, folder: Path) -> None:
-        roots = [folder / name for name in ("workspace", "home", "tmp")]
+        roots = [folder / name for name in ("workspace", "home", "tmp", "skills")]
         for root in roots:
             root.mkdir()
         command = [sys.executable, "-I", "-S", "-B", str(BOOT), *map(str, roots)]

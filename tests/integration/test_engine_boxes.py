@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import docker
 import pytest
 from launch_contract import broken_promises
+from sandbox_kit import image_of
 
 from service.errors import SandboxError
 from worker.sandbox.base import BoxSpec, ExecResult, Sandbox
@@ -165,18 +164,6 @@ def test_a_box_with_a_taken_name_is_refused_and_the_first_lives_on(
     with pytest.raises(SandboxError, match="the Docker engine refused"):
         docker_provider.open(asked)
     assert run(box, "echo alive")[1] == "alive\n"
-
-
-@contextmanager
-def image_of(engine: docker.APIClient, name: str, *lines: str) -> Iterator[str]:
-    """An image built from these Dockerfile lines, gone afterwards."""
-    source = io.BytesIO("\n".join(lines).encode())
-    steps = list(engine.build(fileobj=source, tag=name, rm=True, forcerm=True, decode=True))
-    assert "error" not in steps[-1], steps[-1]
-    try:
-        yield name
-    finally:
-        engine.remove_image(name, force=True)
 
 
 def test_what_an_image_sets_does_not_reach_the_process(

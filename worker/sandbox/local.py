@@ -35,7 +35,7 @@ class LocalProvider:
     def open(self, spec: BoxSpec) -> Sandbox:
         """Starts a server; of `spec` only the image's name is used."""
         folder = Path(tempfile.mkdtemp(prefix="box-", dir=self._base)).resolve()
-        roots = [folder / name for name in ("workspace", "home", "tmp")]
+        roots = [folder / name for name in ("workspace", "home", "tmp", "skills")]
         for root in roots:
             root.mkdir()
         server = subprocess.Popen(

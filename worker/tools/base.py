@@ -37,12 +37,12 @@ def failure(kind: str, message: str, detail: str = "") -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """A `SKILL.md` of the workspace; the text itself is read when it is asked for."""
+    """A `SKILL.md` of the image or the workspace; the text itself is read when it is asked for."""
 
     name: str
     description: str
     path: str
-    """Of the SKILL.md, relative to the workspace."""
+    """Of the SKILL.md, as the file tools take it."""
 
 
 @dataclass(slots=True)

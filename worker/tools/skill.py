@@ -1,4 +1,4 @@
-"""`skill`: loads one of the workspace's `SKILL.md` on demand; `find_skills` makes the index of them."""
+"""`skill`: loads one `SKILL.md` of the image or the workspace on demand; `find_skills` makes the index of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from worker.sandbox.base import Sandbox, ToolFailure
 from worker.tools import text
 from worker.tools.base import Answer, Arguments, Session, Skill, Tool, failure, immediate
 
-FOLDERS = (".patchyard/skills", ".claude/skills")
-"""In this order: of two skills of one name the first counts."""
+FOLDERS = ("/opt/patchyard/skills", ".patchyard/skills", ".claude/skills")
+"""In this order: of two skills of one name the first counts, so that a workspace cannot replace one of the image."""
 MAX_ENTRIES, MAX_SKILLS = 100, 30
 """Folders that are looked into, and skills that make the index, which is part of every request."""
 MAX_DESCRIPTION = 300
