@@ -86,4 +86,5 @@ SKILL = Tool(
     {"name": {"type": "string", "description": "A name from the list."}},
     ("name",),
     immediate(run),
+    idempotent=True,
 )
