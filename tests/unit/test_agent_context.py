@@ -14,6 +14,7 @@ from service.errors import ContextOverflow, ModelError, RunError
 from service.events import Compacted, Event, Notice, TextDelta, UsageChanged
 from worker.agent import compaction
 from worker.agent.context import Conversation
+from worker.agent.digest import label
 from worker.agent.loop import run_agent
 from worker.llm.messages import Assistant, Message, Reply, System, TokenUsage, ToolCall, ToolResult, User
 from worker.llm.profiles import Profile
@@ -102,6 +103,21 @@ def test_micro_leaves_short_results_alone(toolbox: Toolbox) -> None:
     conversation = chat(*(message for at in range(9) for message in turn(at, "x" * 300)))
     compaction.shed(conversation, toolbox, WINDOW)
     assert results(conversation.messages) == ["x" * 300] * 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ('{"content": "x = 1", "path": "a.py"}', "write_file a.py"),
+        ('{"path": "src", "pattern": "def  f"}', "write_file def f"),
+        ('{"command": "' + "x" * 200 + '"}', "write_file " + "x" * 120),
+        ('{"path": 7}', "write_file"),
+        ("[]", "write_file"),
+        ("[" * 100_000, "write_file"),
+    ],
+)
+def test_a_call_is_named_by_what_it_was_about(arguments: str, named: str) -> None:
+    assert label(ToolCall("c", "write_file", arguments)) == named
 
 
 def test_a_failure_keeps_its_reason(toolbox: Toolbox) -> None:

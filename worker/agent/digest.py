@@ -8,6 +8,8 @@ from worker.llm.messages import Assistant, Message, System, ToolCall, ToolResult
 from worker.llm.sse import loads
 from worker.tools.text import clip
 
+SUBJECTS = ("command", "pattern", "path", "name", "prompt", "id")
+"""The argument that says what a call was about, whatever order the model wrote them in."""
 SUBJECT_CHARS = 120
 LISTED = 60
 """Calls that a list of old turns names, the newest ones."""
@@ -22,8 +24,8 @@ def label(call: ToolCall) -> str:
         arguments = loads(call.arguments)
     except ValueError:
         arguments = None
-    values = arguments.values() if isinstance(arguments, dict) else ()
-    subject = " ".join(next((value for value in values if isinstance(value, str)), "").split())
+    known = arguments if isinstance(arguments, dict) else {}
+    subject = " ".join(next((value for name in SUBJECTS if isinstance(value := known.get(name), str)), "").split())
     return f"{call.name} {subject[:SUBJECT_CHARS]}".strip()
 
 
