@@ -40,7 +40,8 @@ from worker.agent.prompt import build
 from worker.control import Control, HandedBack
 from worker.export import ExportLimits, export
 from worker.journal import Journal, patiently
-from worker.llm.client import open_model
+from worker.llm.fallback import open_models
+from worker.llm.profiles import with_fallbacks
 from worker.llm.transcript import Transcript
 from worker.masking import Masker
 from worker.parts import Parts
@@ -271,8 +272,7 @@ class Run:
         )
 
     def _agent(self, box: Sandbox) -> Outcome:
-        profile = self._parts.profiles.get(self._spec.model)
-        if profile is None:
+        if self._spec.model not in self._parts.profiles:
             raise RunError(
                 f"this worker has no model {self._spec.model!r}; its catalogue has changed since the task was accepted",
                 exit_reason=ExitReason.MODEL_ERROR,
@@ -282,8 +282,9 @@ class Run:
             file = stack.enter_context(tempfile.TemporaryFile())
             transcript = stack.enter_context(Transcript(file, mask=self._masker.text))
             stack.callback(self._store_transcript, file)
-            client = self._parts.clients.get(profile.name)
-            model = stack.enter_context(open_model(profile, client=client, record=transcript.exchange))
+            profiles = with_fallbacks(self._spec.model, self._parts.profiles)
+            models = open_models(profiles, clients=self._parts.clients, record=transcript.exchange)
+            model = stack.enter_context(models)
             project = look_at(box)
             toolbox = build_toolbox(
                 box,

@@ -9,9 +9,12 @@ from pydantic import SecretStr
 from service.contracts import ModelCard
 from worker.llm.messages import TokenUsage
 from worker.llm.pricing import Price, cost_usd
-from worker.llm.profiles import Profile, ProfileError, load_profiles, openai_table
+from worker.llm.profiles import Profile, ProfileError, load_profiles, openai_table, with_fallbacks
 
 KEYS = {"A_KEY": SecretStr("sk-secret-value"), "OPENAI_API_KEY": SecretStr("sk-open")}
+
+
+GOOD: dict[str, Any] = {"base_url": "https://h/v1", "model": "m"}
 
 
 def load(tables: dict[str, Any], folder: Path = Path()) -> dict[str, Profile]:
@@ -35,12 +38,12 @@ def test_a_whole_profile() -> None:
                 "base_url": "https://models.example/v1",
                 "api_key_env": "A_KEY",
                 "model": "deep-1",
-                "protocol": "native",
+                "protocol": "xml",
                 "context_window": 64_000,
                 "max_output_tokens": 9_000,
                 "max_output_tokens_limit": 32_000,
                 "price": {"input": 0.27, "cached": 0.07, "output": 1.1},
-                "fallback": [],
+                "fallback": ["demo"],
                 "streaming": False,
                 "usage_in_stream": False,
                 "token_field": "max_completion_tokens",
@@ -54,6 +57,8 @@ def test_a_whole_profile() -> None:
         base_url="https://models.example/v1",
         api_key=SecretStr("sk-secret-value"),
         model="deep-1",
+        protocol="xml",
+        fallback=("demo",),
         context_window=64_000,
         max_output_tokens=9_000,
         max_output_tokens_limit=32_000,
@@ -73,6 +78,20 @@ def test_defaults() -> None:
     assert (profile.max_output_tokens, profile.max_output_tokens_limit) == (8_192, 64_000)
     assert (profile.streaming, profile.usage_in_stream, profile.echo_reasoning) == (True, True, False)
     assert profile.idle_timeout_s == 90.0
+    assert (profile.protocol, profile.fallback) == ("native", ())
+
+
+def test_fallbacks_of_fallbacks_stand_right_behind_them_and_each_once() -> None:
+    chains = {"a": ["b", "c"], "b": ["d"], "c": ["d", "demo"], "d": []}
+    profiles = load({name: {**GOOD, "fallback": others} for name, others in chains.items()})
+    assert [profile.name for profile in with_fallbacks("a", profiles)] == ["a", "b", "d", "c", "demo"]
+    assert [profile.name for profile in with_fallbacks("d", profiles)] == ["d"]
+
+
+def test_profiles_that_stand_in_for_each_other_are_refused() -> None:
+    chains = {"a": ["b"], "b": ["c"], "c": ["b"]}
+    with pytest.raises(ProfileError, match="fallback goes in a circle \\(b → c → b\\)"):
+        load({name: {**GOOD, "fallback": others} for name, others in chains.items()})
 
 
 def test_without_streaming_the_silence_may_be_longer() -> None:
@@ -92,17 +111,17 @@ def test_a_replay_path_starts_at_the_file_s_folder(tmp_path: Path) -> None:
     assert (profile.replay, profile.model, profile.base_url) == (tmp_path / "run.jsonl", "replay", "")
 
 
-GOOD = {"base_url": "https://h/v1", "model": "m"}
-
-
 @pytest.mark.parametrize(
     ("name", "table", "message"),
     [
         ("a", {**GOOD, "temprature": 1, "x": 2}, r"profile 'a': unknown key 'temprature', 'x' \(known: base_url, "),
-        ("a", {**GOOD, "protocol": "xml"}, "protocol 'xml' is not available in this version"),
-        ("a", {**GOOD, "protocol": "fenced"}, "protocol 'fenced' is not available in this version"),
         ("a", {**GOOD, "protocol": "telepathy"}, "protocol: Input should be"),
-        ("a", {**GOOD, "fallback": ["b"]}, "fallback is not available in this version"),
+        (
+            "a",
+            {**GOOD, "fallback": ["b"]},
+            r"profile 'a': fallback names 'b', which is no profile \(there are demo, a\)",
+        ),
+        ("a", {**GOOD, "fallback": ["a"]}, r"profile 'a': fallback goes in a circle \(a → a\)"),
         ("a", {**GOOD, "context_window": "128k"}, "context_window: Input should be a valid integer"),
         ("a", {**GOOD, "price": {"input": 1.0}}, "price.output: Field required"),
         ("a", {**GOOD, "price": {"input": 1.0, "output": 1.0, "reasoning": 1.0}}, "price.reasoning: Extra inputs"),

@@ -17,6 +17,8 @@ from service.errors import ModelError
 from worker.llm.calls import CallBuilder
 from worker.llm.failures import Transient, in_stream
 from worker.llm.messages import Assistant, TokenUsage
+from worker.llm.protocols.grammar import Grammar
+from worker.llm.protocols.reader import CallReader
 from worker.llm.sse import EventStream, loads
 from worker.llm.thinking import ThinkingFilter, well_formed
 
@@ -44,14 +46,19 @@ class Assembled:
 
 
 class Assembler:
-    """Takes one answer: `feed` its bytes, then `finish`. `taken` are the call ids the conversation already uses."""
+    """Takes one answer: `feed` its bytes, then `finish`.
 
-    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+    `taken` are the call ids the conversation already uses; `grammar` says how calls may stand in the text.
+    """
+
+    def __init__(self, taken: frozenset[str] = frozenset(), grammar: Grammar | None = None) -> None:
         self._kind: Literal["unknown", "stream", "json"] = "unknown"
         self._events = EventStream()
         self._body: list[bytes] = []
         self._size = 0
         self._filter = ThinkingFilter()
+        self._reader = CallReader(grammar)
+        self._said: list[str] = []
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls = CallBuilder(taken)
@@ -88,9 +95,14 @@ class Assembler:
         self._check_end()
         length = self._finish in _LENGTH
         last, unclosed = self._filter.end()
-        text += last
-        self._text.append(last)
+        text += self._visible(last)
         self._reasoning.append(unclosed)
+        # A server that found calls itself may have left them in the text, too: they are not run twice.
+        rest, spoken = self._reader.end(cut=length, read=not self._calls)
+        text += rest
+        self._text.append(rest)
+        for call in spoken:
+            self._calls.add_spoken(call.name, call.arguments, complete=call.complete)
         calls = self._calls.finish(cut=length)
         message = Assistant(
             text=well_formed("".join(self._text)),
@@ -102,7 +114,7 @@ class Assembler:
 
     def said(self) -> str:
         """Everything the model said so far, in one piece: text, reasoning, arguments."""
-        return "\n".join(("".join(self._text), "".join(self._reasoning), *self._filter.thoughts, *self._calls.texts()))
+        return "\n".join(("".join(self._said), "".join(self._reasoning), *self._filter.thoughts, *self._calls.texts()))
 
     # ------------------------------------------------------------------------------------------ recognizing
 
@@ -189,9 +201,14 @@ class Assembler:
             self._calls.add(call)
         if isinstance(function := delta.get("function_call"), dict):
             self._calls.add({"index": 0, "function": function})
-        visible = self._filter.feed(text)
-        self._text.append(visible)
-        return visible
+        return self._visible(self._filter.feed(text))
+
+    def _visible(self, said: str) -> str:
+        """What of the text is no call."""
+        self._said.append(said)
+        text = self._reader.feed(said)
+        self._text.append(text)
+        return text
 
     def _count(self, usage: Any) -> None:
         if isinstance(usage, dict) and (counted := _usage(usage)) is not None:

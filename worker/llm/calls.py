@@ -45,6 +45,7 @@ class _Call:
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    complete: bool = True
 
     @property
     def arguments(self) -> str:
@@ -79,6 +80,14 @@ class CallBuilder:
             call.name = name
         if piece:
             call.pieces.append(piece)
+
+    def add_spoken(self, name: str, arguments: str, *, complete: bool) -> None:
+        """Takes a call that was found in text, as a whole."""
+        if len(self._calls) < MAX_CALLS:
+            self._calls.append(_Call(name=name, pieces=[arguments], complete=complete))
+
+    def __len__(self) -> int:
+        return len(self._calls)
 
     def finish(self, *, cut: bool) -> tuple[ToolCall, ...]:
         """The calls in order, each with an id no other has. `cut`: the token limit ended the reply."""
@@ -116,7 +125,7 @@ class CallBuilder:
 
     def _finished(self, call: _Call, last_of_cut: bool) -> ToolCall:
         arguments = well_formed(call.arguments)
-        complete = not is_cut(arguments) and not (last_of_cut and not arguments.strip())
+        complete = call.complete and not is_cut(arguments) and not (last_of_cut and not arguments.strip())
         return ToolCall(self._unique(call.id), well_formed(call.name).strip(), arguments, complete)
 
     def _unique(self, id: str) -> str:

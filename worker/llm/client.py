@@ -6,9 +6,10 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import openai
@@ -23,7 +24,7 @@ from worker.llm.failures import Transient, UnsupportedTokenField
 from worker.llm.messages import Assistant, Message, Reply, Steps, TokenUsage, ToolSchema
 from worker.llm.pricing import cost_usd
 from worker.llm.profiles import Profile
-from worker.llm.protocols import native
+from worker.llm.protocols.table import PROTOCOLS
 from worker.llm.replay import ReplayServer
 from worker.llm.transcript import Exchange, Recorder
 
@@ -63,6 +64,7 @@ class ChatModel:
         self.profile = profile
         self._client = client
         self._record = record
+        self._protocol = PROTOCOLS[profile.protocol]
         self._token_field: str = profile.token_field
         self._token_limit = profile.max_output_tokens_limit
         self._stopped = threading.Event()
@@ -80,13 +82,14 @@ class ChatModel:
     def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, max_seconds: float) -> Steps[Reply]:
         deadline = time.monotonic() + max_seconds
         taken = frozenset(call.id for m in messages if isinstance(m, Assistant) for call in m.calls)
+        fresh = partial(Assembler, taken, self._protocol.grammar(tools) if tools else None)
         body = self._body(messages, tools)
         tokens = self.profile.max_output_tokens
-        reply = yield from self._retried(body, tokens, taken, deadline)
+        reply = yield from self._retried(body, tokens, fresh, deadline)
         while reply.truncated and (more := self._more_tokens(tokens)) is not None:
             yield Notice("model_truncated", f"The reply broke off at {tokens} tokens; asking again with {more}.")
             try:
-                longer = yield from self._retried(body, more, taken, deadline)
+                longer = yield from self._retried(body, more, fresh, deadline)
             except ModelError as error:
                 # What there is, is kept, and no more is asked for: most likely the provider grants no longer reply.
                 self._token_limit = tokens
@@ -105,19 +108,17 @@ class ChatModel:
         return more if more > tokens else None
 
     def _body(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.profile.model,
-            "messages": native.messages(messages, echo_reasoning=self.profile.echo_reasoning),
-        }
-        if tools:
-            body["tools"] = native.tools(tools)
+        body: dict[str, Any] = {"model": self.profile.model}
+        body |= self._protocol.request(messages, tools, echo_reasoning=self.profile.echo_reasoning)
         if self.profile.streaming:
             body["stream"] = True
             if self.profile.usage_in_stream:
                 body["stream_options"] = {"include_usage": True}
         return body
 
-    def _retried(self, body: dict[str, Any], tokens: int, taken: frozenset[str], deadline: float) -> Steps[Reply]:
+    def _retried(
+        self, body: dict[str, Any], tokens: int, fresh: Callable[[], Assembler], deadline: float
+    ) -> Steps[Reply]:
         """One whole reply, asked for again while the failure is transient and time is left."""
         policy = stamina.retry_context(
             # Zero: stamina cannot be woken from a sleep by `abort`, so it counts and computes; the waiting is ours.
@@ -130,7 +131,7 @@ class ChatModel:
         )
         for attempt in policy:
             try:
-                return (yield from self._with_token_field(body, tokens, taken, deadline))
+                return (yield from self._with_token_field(body, tokens, fresh, deadline))
             except Transient as error:
                 failure = error
             if attempt.num < ATTEMPTS:
@@ -150,19 +151,19 @@ class ChatModel:
             raise Stopped("told to stop")
 
     def _with_token_field(
-        self, body: dict[str, Any], tokens: int, taken: frozenset[str], deadline: float
+        self, body: dict[str, Any], tokens: int, fresh: Callable[[], Assembler], deadline: float
     ) -> Steps[Reply]:
         """The provider may know the length limit by its other name only: tried once, then remembered."""
         try:
-            return (yield from self._once({**body, self._token_field: tokens}, taken, deadline))
+            return (yield from self._once({**body, self._token_field: tokens}, fresh, deadline))
         except UnsupportedTokenField:
             if self._token_field != self.profile.token_field:
                 raise
             self._token_field = _OTHER_FIELD[self._token_field]
-        return (yield from self._once({**body, self._token_field: tokens}, taken, deadline))
+        return (yield from self._once({**body, self._token_field: tokens}, fresh, deadline))
 
-    def _once(self, body: dict[str, Any], taken: frozenset[str], deadline: float) -> Steps[Reply]:
-        assembler = Assembler(taken)
+    def _once(self, body: dict[str, Any], fresh: Callable[[], Assembler], deadline: float) -> Steps[Reply]:
+        assembler = fresh()
         started = time.time()
         outcome: Literal["used", "asked_again", "failed"] = "failed"
         error: str | None = "abandoned"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -64,11 +64,14 @@ class Profile(BaseModel):
     """Empty for a replay profile: its endpoint exists only while a run lasts."""
     api_key: SecretStr | None = None
     model: str
+    protocol: Literal["native", "xml", "fenced"] = "native"
     context_window: int = 128_000
     max_output_tokens: int = 8_192
     max_output_tokens_limit: int = 64_000
     """A truncated reply is asked again with twice the tokens, up to this."""
     price: Price | None = None
+    fallback: tuple[str, ...] = ()
+    """Names of the profiles that answer, in this order, when this one's provider fails for good."""
     replay: Path | None = None
     streaming: bool = True
     usage_in_stream: bool = True
@@ -100,7 +103,29 @@ def load_profiles(
         if not isinstance(table, Mapping):
             raise ProfileError(f"{name!r} is not a profile: write its keys below a line [{name}]")
         profiles[name] = _profile(name, _read(name, table), api_key, folder)
+    for name in profiles:
+        with_fallbacks(name, profiles)
     return profiles
+
+
+def with_fallbacks(name: str, profiles: Mapping[str, Profile]) -> tuple[Profile, ...]:
+    """The profile and those that answer in its place, in their order: each one's own fallbacks right behind it.
+
+    ProfileError names a fallback that is no profile, and profiles that stand in for each other in a circle.
+    """
+    return tuple(dict.fromkeys(_in_order(name, profiles, ())))
+
+
+def _in_order(name: str, profiles: Mapping[str, Profile], above: tuple[str, ...]) -> Iterator[Profile]:
+    if name in above:
+        circle = " → ".join((*above[above.index(name) :], name))
+        raise ProfileError(f"profile {name!r}: fallback goes in a circle ({circle})")
+    if name not in profiles:
+        known = ", ".join(profiles)
+        raise ProfileError(f"profile {above[-1]!r}: fallback names {name!r}, which is no profile (there are {known})")
+    yield profiles[name]
+    for fallback in profiles[name].fallback:
+        yield from _in_order(fallback, profiles, (*above, name))
 
 
 def openai_table(base_url: str | None, model: str) -> dict[str, object]:
@@ -125,22 +150,20 @@ def _read(name: str, table: Mapping[str, object]) -> _Table:
 
 
 def _profile(name: str, table: _Table, api_key: Callable[[str], SecretStr | None], folder: Path) -> Profile:
-    if table.protocol != "native":
-        raise ProfileError(f"profile {name!r}: protocol {table.protocol!r} is not available in this version")
-    if table.fallback:
-        raise ProfileError(f"profile {name!r}: fallback is not available in this version")
     limit = table.max_output_tokens_limit
     if limit is not None and limit < table.max_output_tokens:
         raise ProfileError(f"profile {name!r}: max_output_tokens_limit is less than max_output_tokens")
     fields: dict[str, Any] = {
         "name": name,
+        "fallback": tuple(table.fallback),
         "price": table.price and _price(table.price),
         "max_output_tokens_limit": limit or max(64_000, table.max_output_tokens),
         # Without streaming the whole reply is one silence: it may take as long as a long reply takes.
         "idle_timeout_s": table.idle_timeout_s or (90.0 if table.streaming else 600.0),
         **table.model_dump(
             include={
-                "context_window", "max_output_tokens", "streaming", "usage_in_stream", "token_field", "echo_reasoning"
+                "protocol", "context_window", "max_output_tokens", "streaming", "usage_in_stream", "token_field",
+                "echo_reasoning",
             }
         ),
     }  # fmt: skip

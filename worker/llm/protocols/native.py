@@ -8,11 +8,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from worker.llm.messages import Assistant, Message, System, ToolCall, ToolResult, ToolSchema, User
+from worker.llm.protocols.dialects import DialectGrammar
 from worker.llm.sse import loads
 
 _BAD_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _UNREADABLE_SHOWN = 2_000
 """Characters of arguments that are no JSON object which the model sees again."""
+
+
+def request(conversation: Sequence[Message], schemas: Sequence[ToolSchema], *, echo_reasoning: bool) -> dict[str, Any]:
+    """The conversation and the tools as a request's fields."""
+    body: dict[str, Any] = {"messages": messages(conversation, echo_reasoning=echo_reasoning)}
+    if schemas:
+        body["tools"] = tools(schemas)
+    return body
+
+
+def grammar(schemas: Sequence[ToolSchema]) -> DialectGrammar:
+    """For the calls that a model's server should have taken out of its text, and did not."""
+    return DialectGrammar({tool.name for tool in schemas})
 
 
 def messages(conversation: Iterable[Message], *, echo_reasoning: bool) -> list[dict[str, Any]]:
