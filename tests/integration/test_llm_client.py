@@ -129,6 +129,18 @@ def test_a_fast_stream_costs_few_events() -> None:
     assert len(events) <= 40
 
 
+def test_a_call_that_the_server_left_in_the_text_goes_back_as_a_call() -> None:
+    said = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    with serving(Provider([says(said)])) as provider, model_of(provider) as model:
+        events, reply = ask(model)
+        ask(model, User("go"), reply.message, ToolResult(reply.message.calls[0].id, "bash", "x"))
+    assert (text_of(events), reply.message.calls) == ("I look.", (ToolCall("c00000001", "bash", '{"command": "ls"}'),))
+    assert provider.requests[1]["messages"][1]["tool_calls"][0]["function"] == {
+        "name": "bash",
+        "arguments": '{"command": "ls"}',
+    }
+
+
 RETRIED = {
     "overloaded twice": [refuses(503, "overloaded"), refuses(529, "overloaded")],
     "an error object in a 200 stream": [stream({"error": {"message": "upstream overloaded", "code": 502}})],

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from service.errors import ContextOverflow, ModelError
 from worker.llm.assembler import MAX_REPLY_BYTES, Assembled, Assembler
 from worker.llm.failures import Transient
-from worker.llm.messages import TokenUsage, ToolCall
+from worker.llm.messages import TokenUsage, ToolCall, ToolSchema
+from worker.llm.protocols.table import PROTOCOLS
+
+BASH = ToolSchema("bash", "Runs a command.", {"type": "object"})
 
 
 def chunk(delta: Any = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -30,8 +33,8 @@ def sse(*chunks: Any, done: bool = True, end: str = "\n\n") -> bytes:
     return "".join(f"data: {line}{end}" for line in [*lines, *(["[DONE]"] if done else [])]).encode()
 
 
-def assemble(*parts: bytes, taken: frozenset[str] = frozenset()) -> tuple[str, Assembled]:
-    assembler = Assembler(taken)
+def assemble(*parts: bytes, taken: frozenset[str] = frozenset(), protocol: str | None = None) -> tuple[str, Assembled]:
+    assembler = Assembler(taken, PROTOCOLS[protocol].grammar([BASH]) if protocol else None)
     shown = "".join(assembler.feed(part) for part in parts)
     rest, assembled = assembler.finish()
     return shown + rest, assembled
@@ -322,7 +325,55 @@ def test_an_endless_answer_is_cut_off() -> None:
         assembler.feed(b":")
 
 
-texts = st.text(max_size=12)
+QWEN = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_a_call_in_the_text_is_a_call_with_an_id_of_its_own() -> None:
+    pieces = [chunk({"content": piece}) for piece in ("I look.\n<tool_", QWEN.removeprefix("<tool_"), "\n" + QWEN)]
+    shown, assembled = assemble(sse(*pieces, chunk(finish="stop")), taken=frozenset(["c00000001"]), protocol="native")
+    message = assembled.message
+    assert (shown, message.text, message.finish) == ("I look.", "I look.", "tool_calls")
+    assert message.calls == (
+        ToolCall("c00000002", "bash", '{"command": "ls"}'),
+        ToolCall("c00000003", "bash", '{"command": "ls"}'),
+    )
+
+
+@pytest.mark.parametrize(
+    ("delta", "text", "reasoning"),
+    [
+        ({"reasoning_content": QWEN}, "", QWEN),
+        ({"content": f"<think>{QWEN}</think>nothing to run"}, "nothing to run", QWEN),
+        ({"content": f"<think>{QWEN}"}, "", QWEN),
+    ],
+)
+def test_a_call_in_a_thought_is_none(delta: dict[str, Any], text: str, reasoning: str) -> None:
+    shown, assembled = assemble(sse(chunk(delta), chunk(finish="stop")), protocol="native")
+    message = assembled.message
+    assert (shown, message.text, message.calls, message.reasoning) == (text, text, (), reasoning)
+
+
+def test_beside_a_real_call_markup_in_the_text_is_text() -> None:
+    shown, assembled = assemble(
+        sse(chunk({"content": QWEN}), chunk(call(0, "a", "bash", '{"command": "ls"}')), END), protocol="native"
+    )
+    assert (shown, assembled.message.text) == (QWEN, QWEN)
+    assert assembled.message.calls == (ToolCall("a", "bash", '{"command": "ls"}'),)
+
+
+def test_a_spoken_call_that_the_token_limit_cut_off_is_not_complete() -> None:
+    _, assembled = assemble(sse(chunk({"content": "<bash>rm -r a"}), chunk(finish="length")), protocol="xml")
+    assert assembled.message.calls == (ToolCall("c00000001", "bash", '{"command": "rm -r a"}', complete=False),)
+    assert assembled.truncated
+
+
+def test_what_was_said_has_the_markup_too() -> None:
+    assembler = Assembler(grammar=PROTOCOLS["xml"].grammar([BASH]))
+    assembler.feed(sse(chunk({"content": "Hi <bash>echo secret"})))
+    assert "echo secret" in assembler.said()
+
+
+texts = st.text(max_size=12) | st.sampled_from(["<bash>", "</bash>", "<tool_call>", "</tool_call>", QWEN, "```exit\n"])
 deltas = st.one_of(
     st.builds(lambda t: {"content": t}, texts),
     st.builds(lambda t: {"reasoning_content": t}, texts),
@@ -330,13 +381,20 @@ deltas = st.one_of(
 )
 
 
-@given(st.lists(deltas, max_size=8), st.sampled_from(["\n", "\r", "\r\n"]), st.data())
-def test_a_stream_cut_anywhere_assembles_the_same(pieces: list[dict[str, Any]], end: str, data: st.DataObject) -> None:
+@given(
+    st.lists(deltas, max_size=8),
+    st.sampled_from(["\n", "\r", "\r\n"]),
+    st.sampled_from([None, *PROTOCOLS]),
+    st.data(),
+)
+def test_a_stream_cut_anywhere_assembles_the_same(
+    pieces: list[dict[str, Any]], end: str, protocol: str | None, data: st.DataObject
+) -> None:
     whole = sse(*map(chunk, pieces), chunk(finish="stop"), end=end * 2)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    shown, assembled = assemble(*parts)
-    assert (shown, assembled) == assemble(whole)
+    shown, assembled = assemble(*parts, protocol=protocol)
+    assert (shown, assembled) == assemble(whole, protocol=protocol)
     assert shown == assembled.message.text
     assembled.message.text.encode()
 
@@ -361,10 +419,10 @@ streams = st.lists(junk, max_size=4).map(lambda items: sse(*items))
 bodies = junk.map(lambda body: json.dumps(body).encode())
 
 
-@given(st.binary(max_size=200) | streams | bodies)
-def test_arbitrary_bytes_are_a_reply_or_a_model_error(data: bytes) -> None:
+@given(st.binary(max_size=200) | streams | bodies, st.sampled_from([None, *PROTOCOLS]))
+def test_arbitrary_bytes_are_a_reply_or_a_model_error(data: bytes, protocol: str | None) -> None:
     try:
-        _, assembled = assemble(data)
+        _, assembled = assemble(data, protocol=protocol)
     except ModelError:
         return
     message = assembled.message

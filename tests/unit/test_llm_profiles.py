@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,17 @@ def test_fallbacks_of_fallbacks_stand_right_behind_them_and_each_once() -> None:
     profiles = load({name: {**GOOD, "fallback": others} for name, others in chains.items()})
     assert [profile.name for profile in with_fallbacks("a", profiles)] == ["a", "b", "d", "c", "demo"]
     assert [profile.name for profile in with_fallbacks("d", profiles)] == ["d"]
+
+
+def test_every_profile_of_the_documentation_loads() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    section = page.partition("## Ready-made profiles")[2].partition("\n## ")[0]
+    tables = tomllib.loads("\n".join(re.findall(r"```toml\n(.*?)```", section, re.DOTALL)))
+    profiles = load_profiles(tables, api_key=SecretStr, folder=Path())
+    assert list(profiles) == [
+        "demo", "openai", "deepseek", "glm", "minimax", "qwen", "siliconflow", "anthropic", "openrouter", "ollama",
+        "vllm", "weak",
+    ]  # fmt: skip
 
 
 def test_profiles_that_stand_in_for_each_other_are_refused() -> None:
