@@ -7,8 +7,9 @@ from dataclasses import replace
 from worker.llm.calls import MAX_CALLS
 from worker.llm.protocols.grammar import Grammar, Spoken
 
-MAX_TEXT_CHARS = 4_000_000
-"""A longer text is not searched for calls: no model means so much, and the search shall always be quick."""
+MAX_TEXT_CHARS = 1_000_000
+MAX_MISTAKEN = 16
+"""Openers that turn out to be text, after which the rest is text, too. Both bound the time for hostile text."""
 _BLANKS = 64
 """White space in front of a call that is taken for a part of its markup."""
 
@@ -64,17 +65,16 @@ def _read(grammar: Grammar, text: str, start: int, cut: bool) -> tuple[str, list
     """The text in front of the first call, the texts behind it, and the calls."""
     pieces: list[str] = []
     calls: list[Spoken] = []
-    at = start
-    for _ in range(MAX_CALLS):
-        opener = grammar.opener(text, at)
-        if opener is None:
-            break
+    at, mistaken = start, 0
+    while mistaken < MAX_MISTAKEN and len(calls) < MAX_CALLS and (opener := grammar.opener(text, at)):
         found = grammar.read(text, opener, cut=cut)
         at = found.end if found else opener.end()
         if found:
             pieces.append(text[start : _before_blanks(text, opener.start(), start)])
             calls += found.calls
             start = at
+        else:
+            mistaken += 1
     pieces.append(text[start:])
     return pieces[0], [piece.strip() for piece in pieces[1:] if piece.strip()], calls
 
