@@ -9,11 +9,10 @@ from typing import Any
 
 from worker.llm.messages import Assistant, Message, System, ToolCall, ToolResult, ToolSchema, User
 from worker.llm.protocols.dialects import DialectGrammar
+from worker.llm.protocols.written import UNREADABLE_SHOWN, encodable
 from worker.llm.sse import loads
 
 _BAD_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_UNREADABLE_SHOWN = 2_000
-"""Characters of arguments that are no JSON object which the model sees again."""
 
 
 def request(conversation: Sequence[Message], schemas: Sequence[ToolSchema], *, echo_reasoning: bool) -> dict[str, Any]:
@@ -52,23 +51,23 @@ def tools(schemas: Sequence[ToolSchema]) -> list[dict[str, Any]]:
 def _message(message: Message, echo_reasoning: bool) -> dict[str, Any] | None:
     match message:
         case System(text):
-            return {"role": "system", "content": _encodable(text)}
+            return {"role": "system", "content": encodable(text)}
         case User(text):
-            return {"role": "user", "content": _encodable(text)}
+            return {"role": "user", "content": encodable(text)}
         case ToolResult(call_id, _, text):
-            return {"role": "tool", "tool_call_id": call_id, "content": _encodable(text)}
+            return {"role": "tool", "tool_call_id": call_id, "content": encodable(text)}
         case Assistant():
             return _assistant(message, echo_reasoning)
 
 
 def _assistant(message: Assistant, echo_reasoning: bool) -> dict[str, Any] | None:
-    text = _encodable(message.text)
+    text = encodable(message.text)
     if not message.calls:
         return {"role": "assistant", "content": text} if text.strip() else None
     # null, not "": some providers call an empty string an empty message.
     body: dict[str, Any] = {"role": "assistant", "content": text or None, "tool_calls": [*map(_call, message.calls)]}
     if echo_reasoning:
-        body["reasoning_content"] = _encodable(message.reasoning)
+        body["reasoning_content"] = encodable(message.reasoning)
     return body
 
 
@@ -87,10 +86,4 @@ def _arguments(text: str) -> str:
         value = text
     if value is None:
         return "{}"
-    return _encodable(text) if isinstance(value, dict) else json.dumps({"unreadable": text[:_UNREADABLE_SHOWN]})
-
-
-def _encodable(text: str) -> str:
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "replace").decode()
+    return encodable(text) if isinstance(value, dict) else json.dumps({"unreadable": text[:UNREADABLE_SHOWN]})

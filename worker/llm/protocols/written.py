@@ -41,14 +41,14 @@ def messages(
 def _spoken(message: Message, write: Callable[[ToolCall], str]) -> tuple[str, str]:
     match message:
         case System(text):
-            return "system", _encodable(text)
+            return "system", encodable(text)
         case User(text):
-            return "user", _encodable(text)
+            return "user", encodable(text)
         case ToolResult(_, name, text):
-            return "user", _encodable(f"[result of {name or 'a call without a name'}]\n{text}")
+            return "user", encodable(f"[result of {name or 'a call without a name'}]\n{text}")
         case Assistant():
             parts = [message.text.rstrip(), *map(write, message.calls)]
-            return "assistant", _encodable("\n\n".join(part for part in parts if part))
+            return "assistant", encodable("\n\n".join(part for part in parts if part))
 
 
 def describe(rules: str, tools: Sequence[ToolSchema], form: Callable[[ToolSchema], str]) -> str:
@@ -87,5 +87,6 @@ def strings(arguments: dict[str, Any], *names: str) -> list[str] | None:
     return found if len(found) == len(names) == len(arguments) else None
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
+    """The text with half surrogate pairs replaced."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
