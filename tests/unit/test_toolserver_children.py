@@ -41,7 +41,8 @@ def test_a_spared_child_outlives_the_others_until_it_is_forsaken() -> None:
 
 def test_how_a_spared_child_ended_is_told_once_and_its_pid_is_free_again() -> None:
     assert told("""
-        spared = subprocess.Popen(["sh", "-c", "exit 3"]).pid
+        child = subprocess.Popen(["sh", "-c", "exit 3"])  # kept: Python reaps one it forgets
+        spared = child.pid
         children.spare(spared)
         while (status := children.spared_status(spared)) is None:
             children.reap()
