@@ -8,7 +8,6 @@ module ever meets a lone surrogate or a NUL.
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -254,7 +253,7 @@ class Usage(Frozen):
 
 
 class Flag(Frozen):
-    """One deterministic finding about a patch; `path` is escaped as in `escape_path`."""
+    """One deterministic finding about a patch; `path` is escaped as by service.names.escape_path."""
 
     kind: str
     path: str
@@ -403,24 +402,3 @@ class Catalogue(Frozen):
     """Engine name and version, or why it does not answer."""
     workers: int
     at: datetime
-
-
-_ESCAPED = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\\\\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]|[\udc80-\udcff]")
-
-
-def escape_path(path: bytes) -> str:
-    """A file name, which is bytes, as a JSON string: UTF-8 where it is, and where it is not `\\xNN`.
-
-    Control characters, invisible and direction-changing ones and the backslash itself are escaped too
-    (`\\x09`, `\\u202e`, `\\\\`), so that every name has exactly one spelling and none can deceive.
-    """
-
-    def spell(match: re.Match[str]) -> str:
-        code = ord(match[0])
-        if match[0] == "\\":
-            return "\\\\"
-        if 0xDC80 <= code <= 0xDCFF:
-            return f"\\x{code - 0xDC00:02x}"
-        return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}"
-
-    return _ESCAPED.sub(spell, path.decode("utf-8", "surrogateescape"))

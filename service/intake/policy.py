@@ -10,8 +10,8 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from service.contracts import escape_path
 from service.errors import ArchiveUnsafe, TooLarge
+from service.names import escape_path
 
 _SHOWN_NAME = 120
 """Characters of a member's name in an error."""

@@ -32,9 +32,9 @@ from sandbox_image.toolserver.records import (
     record,
 )
 from service.blobs import BlobWriter
-from service.contracts import escape_path
 from service.errors import PatchTooLarge
 from service.intake import Entry
+from service.names import escape_path
 from worker.export.findings import NOT_IN_PATCH, Findings
 from worker.export.limits import ExportLimits
 from worker.export.paths import link_escape, refusal

@@ -16,9 +16,10 @@ from typing import BinaryIO, Literal
 
 from sandbox_image.toolserver.records import ABSENT, EXEC, FILE, LINK, Malformed, Reader
 from service.blobs import BlobRef, Blobs, BlobWriter
-from service.contracts import PatchFile, PatchInfo, escape_path
+from service.contracts import PatchFile, PatchInfo
 from service.errors import ExportFailed
 from service.intake import Entry
+from service.names import escape_path
 from worker.export.changeset import Change, accept, flag_links, read_bodies, read_listing, too_large
 from worker.export.findings import MAX_SHOWN, Findings
 from worker.export.jobs import (

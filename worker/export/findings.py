@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from service.contracts import Flag, escape_path
+from service.contracts import Flag
+from service.names import escape_path
 
 MAX_SHOWN = 1_000
 """Of each list (service/contracts.py)."""

@@ -6,7 +6,7 @@ import codecs
 import re
 import signal
 
-from service.contracts import escape_path
+from service.names import escape_path
 
 RESULT_CHARS = 16_000
 """A tool result is never longer, whatever a command prints."""
