@@ -101,7 +101,10 @@ def test_a_run_is_drawn_line_by_line() -> None:
     assert draw(RUN) == DRAWN
 
 
-def test_a_pipe_gets_no_escape_and_a_terminal_gets_colours() -> None:
+def test_a_pipe_gets_no_escape_and_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
     assert "\x1b" not in draw(RUN)
     assert "\x1b[32m" in draw(RUN, terminal=True)
 
