@@ -1,4 +1,4 @@
-"""A store of its own for every test, on the shared server: its prefix, its blobs, and nothing left behind."""
+"""What contract tests share: a store of its own for every test on the one server, and a box of either kind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import redis
+from sandbox_kit import spec
 from store_kit import new_task
 from ulid import ULID
 
 from service.blobs import DiskBlobs
 from service.contracts import Task
 from service.store import Store
+from worker.sandbox.base import Sandbox
+from worker.sandbox.local import LocalProvider
 
 
 @pytest.fixture
@@ -81,3 +84,19 @@ def together() -> Callable[..., list[Any]]:
             return list(pool.map(one, calls))
 
     return run
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A claimed box: every contract holds on the local double and on the engine."""
+    asked = spec()
+    if request.param == "local":
+        opened = LocalProvider(request.getfixturevalue("tmp_path")).open(asked)
+    else:
+        asked = spec(request.getfixturevalue("sandbox_image"))
+        opened = request.getfixturevalue("docker_provider").open(asked)
+    try:
+        opened.claim(asked.task, deadline_s=300)
+        yield opened
+    finally:
+        opened.close()

@@ -6,31 +6,15 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from sandbox_kit import pack, run, spec, text
+from sandbox_kit import pack, run, text
 
 from worker.llm.messages import ToolCall
 from worker.sandbox.base import BackgroundOutput, Sandbox, ToolFailure
-from worker.sandbox.local import LocalProvider
 from worker.tools.base import Answer
 from worker.tools.registry import Prepared, build_toolbox
-
-
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    asked = spec()
-    if request.param == "local":
-        opened = LocalProvider(request.getfixturevalue("tmp_path")).open(asked)
-    else:
-        asked = spec(request.getfixturevalue("sandbox_image"))
-        opened = request.getfixturevalue("docker_provider").open(asked)
-    try:
-        opened.claim(asked.task, deadline_s=300)
-        yield opened
-    finally:
-        opened.close()
 
 
 def seconds(number: int) -> int:

@@ -18,21 +18,6 @@ from worker.sandbox.base import Sandbox, ToolFailure
 from worker.sandbox.local import LocalProvider
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    asked = spec()
-    if request.param == "local":
-        opened = LocalProvider(request.getfixturevalue("tmp_path")).open(asked)
-    else:
-        asked = spec(request.getfixturevalue("sandbox_image"))
-        opened = request.getfixturevalue("docker_provider").open(asked)
-    try:
-        opened.claim(asked.task, deadline_s=300)
-        yield opened
-    finally:
-        opened.close()
-
-
 def seconds(number: int) -> int:
     """A time to sleep that no other process of this machine sleeps for: the local box shares it."""
     return 7_000_000 + os.getpid() * 10 + number

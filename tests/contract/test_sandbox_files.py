@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from sandbox_kit import run, spec, text
+from sandbox_kit import run, text
 
 from worker.sandbox.base import Entry, Match, Sandbox, ToolFailure
-from worker.sandbox.local import LocalProvider
-
-
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    asked = spec()
-    if request.param == "local":
-        opened = LocalProvider(request.getfixturevalue("tmp_path")).open(asked)
-    else:
-        asked = spec(request.getfixturevalue("sandbox_image"))
-        opened = request.getfixturevalue("docker_provider").open(asked)
-    try:
-        opened.claim(asked.task, deadline_s=300)
-        yield opened
-    finally:
-        opened.close()
 
 
 def refused(do: Callable[[], object]) -> str:

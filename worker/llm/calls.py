@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.llm.messages import ToolCall
+from worker.llm.nesting import nesting
 from worker.llm.thinking import well_formed
 
 MAX_CALLS = 128
@@ -22,21 +23,9 @@ def is_cut(arguments: str) -> bool:
 
     Other mistakes (a raw newline, a trailing comma) are not cuts: such text is whole and may be repaired.
     """
-    depth, in_string, escaped = 0, False, False
-    for char in arguments:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "{[":
-            depth += 1
-        elif char in "}]":
-            depth -= 1
+    depth, in_string = 0, False
+    for depth, in_string in nesting(arguments):  # noqa: B007 - the last one counts
+        pass
     return in_string or depth > 0
 
 

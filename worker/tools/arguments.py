@@ -15,6 +15,8 @@ import json_repair
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
+from worker.llm.nesting import nesting
+
 MAX_REPAIR_CHARS = 200_000
 """Longer broken JSON is sent back unrepaired: the repair's own search is not linear."""
 
@@ -76,23 +78,9 @@ def _repair(text: str, broken: json.JSONDecodeError) -> Any:
 
 def _complete(text: str) -> bool:
     """Whether one object opens at the start and closes at the very end: a cut-off text does not."""
-    depth, in_string, escaped = 0, False, False
-    for position, char in enumerate(text):
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "{[":
-            depth += 1
-        elif char in "}]":
-            depth -= 1
-            if depth == 0:
-                return text[0] == "{" and position == len(text) - 1
+    for position, (char, (depth, in_string)) in enumerate(zip(text, nesting(text), strict=True)):
+        if char in "}]" and depth == 0 and not in_string:
+            return text[0] == "{" and position == len(text) - 1
     return False
 
 
